@@ -1,4 +1,4 @@
-"""DeepSpeed itself: whether it is there, its import for the HPU, and its process group."""
+"""Finds, imports and connects DeepSpeed for the HPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SELECTOR = "DS_ACCELERATOR"
 
 
 def check_installed(typed: str = "DeepSpeed") -> None:
-    """Raises if DeepSpeed is absent, or too old for us and for this torch; nothing is imported.
+    """Raises if DeepSpeed is absent or too old, without importing it.
 
     Args:
         typed: What needs it, as the user typed it.
@@ -53,7 +53,7 @@ def load() -> Any:
 
     Raises:
         ImportError: It is absent, or too old.
-        MissingNameError: It is another version than we know, and lacks what we rely on.
+        MissingNameError: It is a version that lacks names that we rely on.
         MisconfigurationException: It has been set up for another device.
     """
     check_installed()
@@ -63,7 +63,8 @@ def load() -> Any:
             f"{_SELECTOR}={asked} has DeepSpeed compute on {asked!r}, but the accelerator is "
             f"'hpu'. Unset {_SELECTOR}, or set it to hpu."
         )
-    # DeepSpeed would import it, too; the facade knows how to.
+    # DeepSpeed imports the vendor's package itself. The facade does so first, and undoes its side
+    # effects.
     vendor.package()
     with unchanged():
         os.environ[_SELECTOR] = "hpu"

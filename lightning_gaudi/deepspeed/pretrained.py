@@ -1,4 +1,4 @@
-"""`from_pretrained` of transformers where weights are made in shards."""
+"""Lets transformers' `from_pretrained` load into weights that are sharded as they are made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _MICRO_BATCH = "train_micro_batch_size_per_gpu"
 
 @contextmanager
 def loads_into_shards(config: Mapping[str, Any]) -> Iterator[None]:
-    """Tells transformers of DeepSpeed's stage 3 for the time of a `with` block.
+    """Tells transformers about DeepSpeed's stage 3 within the block.
 
-    It fills whole weights otherwise, and the ones of stage 3 are empty. Outside of the block models
-    load as always.
+    Otherwise it would fill whole weights, while those of stage 3 are empty.
 
     Source: transformers' documentation, "DeepSpeed", Non-Trainer integration.
 
@@ -30,19 +29,21 @@ def loads_into_shards(config: Mapping[str, Any]) -> Iterator[None]:
         return
     try:
         integrations: Any = importlib.import_module(_MODULE)
-        # Any size: nothing is trained in the block, and a config without one is refused.
+        # A config without a batch size is refused. Any size will do, since nothing is trained here.
         held = integrations.HfDeepSpeedConfig({**config, _MICRO_BATCH: config.get(_MICRO_BATCH, 1)})
     except ImportError as error:  # without accelerate
         with _explained(f" It cannot be told: {error}"):
             yield
         return
     yield
+    # transformers keeps a weak reference to it, so it counts only as long as this variable holds
+    # it.
     del held
 
 
 @contextmanager
 def _explained(why: str = "") -> Iterator[None]:
-    """Says what is missing where a model of transformers cannot be loaded."""
+    """Adds to an error what is needed to load a model of transformers."""
     try:
         yield
     except Exception as error:

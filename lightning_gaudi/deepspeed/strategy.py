@@ -1,4 +1,4 @@
-"""What the strategies of the Trainer and of Fabric do alike with DeepSpeed."""
+"""A mixin for the DeepSpeed strategies of the Trainer and of Fabric."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .pretrained import loads_into_shards
 
 
 class DeepSpeedMixin(RankedMixin):
-    """Models larger than a card, through DeepSpeed's ZeRO.
+    """The base of strategies that train models larger than a card by DeepSpeed's ZeRO.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
     keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
@@ -38,7 +38,7 @@ class DeepSpeedMixin(RankedMixin):
     """The variables of the vendor's bridge that this strategy has set."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Makes one; see Lightning's `DeepSpeedStrategy` for the arguments."""
+        """Creates the strategy; see Lightning's `DeepSpeedStrategy` for the arguments."""
         self.check_installed()
         library.load()
         super().__init__(*args, **kwargs)
@@ -50,12 +50,12 @@ class DeepSpeedMixin(RankedMixin):
 
     @property
     def why_not_compiled(self) -> str | None:  # type: ignore[override]
-        """Nothing is compiled under ZeRO-3.
+        """Why a model cannot be compiled under ZeRO-3; None for other stages.
 
-        With blocks as DeepSpeed's leaf modules a compiled backward fails: "The size of tensor a (0)
-        must match", of a weight that has been released (deepspeed 0.19.8, torch 2.13). Why it is
-        not gathered in time is not known. Without leaf modules two tiny blocks have trained on one
-        card; their losses were not compared with uncompiled ones, and on more nobody has tried.
+        With blocks as DeepSpeed's leaf modules a compiled backward fails ("The size of tensor a (0)
+        must match") at a weight that has been released (deepspeed 0.19.8, torch 2.13). The reason
+        is not known. Without leaf modules two tiny blocks have trained on one card; their losses
+        were not compared with uncompiled ones, and several cards were not tried.
         """
         if not is_stage_3(self.deepspeed_config):
             return None
@@ -66,13 +66,13 @@ class DeepSpeedMixin(RankedMixin):
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:
-        """DeepSpeed's settings, which Lightning has read when the strategy was made."""
+        """DeepSpeed's settings, as Lightning has read them when the strategy was made."""
         config = self.config
         assert isinstance(config, dict)
         return config
 
     def _loads_into_shards(self) -> AbstractContextManager[None]:
-        """Lets `from_pretrained`, under stage 3, load into shards within a `with` block."""
+        """Lets `from_pretrained` load into shards within the block under stage 3."""
         is_sharded = is_stage_3(self.deepspeed_config)
         return loads_into_shards(self.deepspeed_config) if is_sharded else nullcontext()
 
@@ -100,7 +100,7 @@ class DeepSpeedMixin(RankedMixin):
         self._select_card()
         self._variables = (*self._variables, *set_variables())
         prepare(self.deepspeed_config)
-        # Not Lightning's own for DeepSpeed: it refuses what is not a GPU.
+        # Skips the method of Lightning's DeepSpeedStrategy, which refuses all devices but GPUs.
         super(self.lightning_strategy, self).setup_environment()
 
     @override

@@ -1,4 +1,4 @@
-"""`HPUAccelerator`: which cards there are, and what a user may ask of them."""
+"""`HPUAccelerator`, by which Fabric finds and starts the cards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..distributed.devices import parse_devices
 
 
 def require_card(accelerator: Any) -> None:
-    """Says what was looked for where there is no card.
+    """Raises with the reason if there is no card.
 
     Args:
         accelerator: As the user passed it.
@@ -59,7 +59,7 @@ class HPUAccelerator(Accelerator):
 
     @override
     def teardown(self) -> None:
-        """Does nothing: the vendor's driver releases the card at the end of the process."""
+        """Does nothing, since the vendor's driver releases the card at the end of the process."""
 
     @staticmethod
     @override
@@ -76,7 +76,7 @@ class HPUAccelerator(Accelerator):
     @staticmethod
     @override
     def auto_device_count() -> int:
-        """Returns all cards of this machine that this job may use."""
+        """Returns the number of cards of this machine that this job may use."""
         return vendor.num_visible_cards()
 
     @staticmethod
@@ -98,11 +98,11 @@ class HPUAccelerator(Accelerator):
 
     @staticmethod
     def is_lazy() -> bool:
-        """Returns whether ops gather in a graph (PT_HPU_LAZY_MODE=1), or run eagerly."""
+        """Returns whether operators collect in a graph (PT_HPU_LAZY_MODE=1) instead of running."""
         return vendor.is_lazy()
 
     @classmethod
     @override
     def register_accelerators(cls, accelerator_registry: _AcceleratorRegistry) -> None:
-        """Makes the name known to Lightning."""
+        """Registers the name with Lightning."""
         accelerator_registry.register(cls.name(), cls, description="Intel Gaudi (HPU)")

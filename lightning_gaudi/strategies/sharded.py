@@ -139,6 +139,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
     def _load(self, path: _PATH, weights_only: bool | None) -> dict[str, Any]:
         """Loads a local folder or file, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
+        # A save that was killed between its two renames has left the checkpoint aside.
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints
         if is_sharded_folder(folder):

@@ -1,1 +1,1 @@
-"""Checkpoints of DeepSpeed's: folders in which each rank has its shards, in versions."""
+"""DeepSpeed's checkpoints: folders with versions, in which each rank has its shards."""

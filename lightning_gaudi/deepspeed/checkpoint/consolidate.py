@@ -1,4 +1,4 @@
-"""The whole model out of a checkpoint in shards, in fp32; no HPU is needed for that."""
+"""Puts a whole model in fp32 together from a sharded checkpoint, without an HPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from . import shards as _shards, versions
 from .shards import Shards
 
 MODEL_NAME = "lightning_gaudi_model_name"
-"""What Fabric's user calls the model among the objects saved; a key beside them."""
+"""The key of a checkpoint of Fabric's for the name that the user gave the model."""
 
 _LIGHTNING = "pytorch-lightning_version"
 _DEEPSPEED = frozenset(
@@ -47,17 +47,18 @@ _DEEPSPEED = frozenset(
         "sparse_tensor_module_names",
     }
 )
-"""The keys of DeepSpeed's own in a file of a model's state. Source: deepspeed 0.19.8, engine.py."""
+"""DeepSpeed's own keys in a file of a model's state. Source: deepspeed 0.19.8, engine.py."""
 
 
 class Weights(UserDict[str, Any]):
-    """A state dict whose tensors are put together when they are asked for, in fp32.
+    """A state dict whose tensors are put together in fp32 when they are read.
 
     Tied weights are one tensor with several names.
     """
 
     def __getitem__(self, name: str) -> Any:
         found: Any = self.data[name]
+        # With `lazy_mode` DeepSpeed gives a placeholder, whose `contiguous` reads the shards.
         if hasattr(found, "contiguous"):
             try:
                 found = found.contiguous()
@@ -70,17 +71,17 @@ class Weights(UserDict[str, Any]):
 
 
 def reserved(names: Mapping[str, Any]) -> list[str]:
-    """Returns those names of what is to be saved that DeepSpeed needs for itself."""
+    """Returns the names that DeepSpeed needs for itself."""
     return sorted(_DEEPSPEED & names.keys())
 
 
 def extras(shards: Shards) -> dict[str, Any]:
-    """Returns what was saved beside model and optimizer: by Lightning, callbacks, the user."""
+    """Returns what Lightning, callbacks and the user have saved beside model and optimizer."""
     return _extras(_shards.load(shards.model_files[0]))
 
 
 def weights(shards: Shards) -> Weights:
-    """Returns the whole model's state, in fp32: the masters where there are shards of some.
+    """Returns the whole model's state in fp32, from master weights if there are any.
 
     Args:
         shards: The files of a version, of any stage.
@@ -94,8 +95,8 @@ def weights(shards: Shards) -> Weights:
             return Weights(names)
         masters = _masters(shards)
         if not shards.is_stage_3:
-            # Stage 1 says nothing of frozen parameters, but there everything is in the model's
-            # state.
+            # DeepSpeed's tool leaves out frozen parameters in stage 1, but there the model's state
+            # has all of them.
             masters = {**names, **masters}
     missing = [name for name in names if name not in masters]
     if missing:
@@ -118,13 +119,13 @@ def _masters(shards: Shards) -> Mapping[str, Any]:
 
 
 def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
-    """Gives a checkpoint as a strategy without shards would have saved it, without the optimizers.
+    """Returns a checkpoint as an unsharded strategy would have saved it, without optimizers.
 
     Args:
-        folder: What a strategy of DeepSpeed's has saved, in the Trainer or in Fabric.
+        folder: A checkpoint that the Trainer or Fabric has saved with DeepSpeed.
 
     Returns:
-        The checkpoint, all of it in memory, and the key of the weights in it.
+        The checkpoint, in memory, and the key of the weights in it.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -146,7 +147,7 @@ def _extras(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _materialized(weights: Weights) -> dict[str, Any]:
-    """Returns all of it in memory of its own; tied weights stay tied."""
+    """Returns all weights in memory of their own; tied weights stay tied."""
     made: dict[int, Any] = {}
     for name, lazy in weights.data.items():
         if id(lazy) not in made:
@@ -157,6 +158,6 @@ def _materialized(weights: Weights) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses what DeepSpeed's tools print of their progress."""
+    """Suppresses the progress output of DeepSpeed's tools."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         yield

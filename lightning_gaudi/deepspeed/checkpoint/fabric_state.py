@@ -1,4 +1,4 @@
-"""The objects that Fabric's user saves and loads, DeepSpeed's model and optimizer among them."""
+"""Saves and loads the objects of Fabric's user, with DeepSpeed's model and optimizer among them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save(
     with_manifest: bool = True,
     **unsupported: Any,
 ) -> None:
-    """Saves objects by their names, the model and its optimizer in shards.
+    """Saves objects by name, the model and its optimizer in shards.
 
     Args:
         path: A local folder, the same on all ranks, or an address.
@@ -38,7 +38,7 @@ def save(
         unsupported: Arguments of `Fabric.save` that must be None.
 
     Raises:
-        TypeError: One is not.
+        TypeError: One of them is given.
         ValueError: There is no engine, or there are several; see `saving.save` for others.
     """
     for name, value in unsupported.items():
@@ -59,7 +59,7 @@ def save(
 
 
 def load(path: _PATH, state: Any, *, strict: bool, verify: bool = True) -> State:
-    """Loads objects from a checkpoint in shards, in place.
+    """Loads objects in place from a sharded checkpoint.
 
     Args:
         path: The local folder, the same on all ranks.
@@ -96,7 +96,7 @@ def load_whole(
     strict: bool,
     weights_only: bool | None,
 ) -> State:
-    """Loads objects from a checkpoint that another strategy has saved, or that was consolidated.
+    """Loads objects from a checkpoint of another strategy, or a consolidated one.
 
     Args:
         path: A file, or a folder of torch's shards.
@@ -110,7 +110,7 @@ def load_whole(
         What else the checkpoint has.
 
     Raises:
-        ValueError: The optimizer is among them, which DeepSpeed has in shards.
+        ValueError: DeepSpeed's optimizer is among them, which is sharded.
     """
     for name, each in state.items() if isinstance(state, dict) else [("obj", state)]:
         if hasattr(each, "load_state_dict") and not isinstance(each, (Module, Optimizer)):
@@ -134,7 +134,7 @@ def load_whole(
 
 
 def is_engine(value: Any) -> bool:
-    """Returns whether it is DeepSpeed's, which `Fabric.setup` has made of a model."""
+    """Returns whether a value is DeepSpeed's engine, which `Fabric.setup` makes of a model."""
     from deepspeed import DeepSpeedEngine
 
     return isinstance(value, DeepSpeedEngine)
@@ -154,7 +154,7 @@ def _engine(state: State, typed: str) -> tuple[Any, str]:
 
 
 def _is_engine_s(value: Any, engine: Any) -> bool:
-    """Returns whether it is the engine, or the optimizer that is saved with it."""
+    """Returns whether a value is the engine, or the optimizer that is saved with it."""
     return value is engine or (value is engine.optimizer and value is not None)
 
 

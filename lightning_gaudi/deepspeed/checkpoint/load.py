@@ -1,4 +1,4 @@
-"""Loading checkpoints, in shards or whole, for the strategies of the Trainer and of Fabric."""
+"""Loads sharded and whole checkpoints for the strategies of the Trainer and of Fabric."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from .weights import load_weights
 
 
 def is_deepspeed_folder(path: _PATH) -> bool:
-    """Tells if it is a folder, and not one of torch's shards: then DeepSpeed should have saved it.
+    """Returns whether a path is a folder but not one of torch's shards, and so DeepSpeed's.
 
-    All ranks call it, and get what rank 0 finds.
+    All ranks call it, and get the answer of rank 0.
     """
     if not _is_local_file_protocol(path):
         return False
@@ -41,7 +41,7 @@ def is_deepspeed_folder(path: _PATH) -> bool:
 def read_unsharded(
     path: _PATH, files: CheckpointIO, *, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Reads a checkpoint that another strategy has saved, or that was consolidated.
+    """Reads a checkpoint of another strategy, or a consolidated one.
 
     Args:
         path: A file, or a folder of torch's shards.
@@ -60,7 +60,7 @@ def read_unsharded(
 
 
 def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
-    """Tells the user that the optimizer starts anew, at the learning rate its schedule is at.
+    """Warns that the optimizer starts anew, and sets the learning rate of its schedule.
 
     Args:
         engine: DeepSpeed's, which trains.
@@ -73,6 +73,8 @@ def begin_anew(engine: Any, path: _PATH, checkpoint: Mapping[str, Any]) -> None:
     )
     for schedule in checkpoint.get("lr_schedulers", [])[:1]:
         rates = schedule.get("_last_lr", [])
+        # The schedule goes on, but sets the rate only at its next step: the first one would have
+        # the initial.
         for group, rate in zip(engine.optimizer.param_groups, rates, strict=False):
             group["lr"] = rate
 
@@ -85,14 +87,14 @@ def load(
     strict: bool,
     verify: bool = True,
 ) -> dict[str, Any]:
-    """Loads a checkpoint in shards, all of whose files have been looked at before.
+    """Loads a sharded checkpoint, once all of its files have been checked.
 
     All ranks call it.
 
     Args:
         engine: DeepSpeed's, which trains or evaluates.
         path: The local folder that it was saved to.
-        with_optimizer: Whether the engine is to go on training where the checkpoint was saved.
+        with_optimizer: Whether to load the optimizer, to go on training.
         strict: Whether the names of its weights must be those of the model.
         verify: Whether to compare all of it with its manifest, if it has one.
 
@@ -102,10 +104,11 @@ def load(
     Raises:
         FileNotFoundError: There is none, or a file is missing.
         UntrustedCheckpointError: A file holds more than tensors and plain data.
-        ValueError: A file is damaged, or the optimizer cannot go on in this run.
+        ValueError: A file is damaged, or the optimizer's state does not fit this run.
     """
     folder = local_path(path)
     version = folder / on_rank_zero(lambda: versions.latest(folder))
+    # Lengths first, which costs nothing and finds most damage.
     check_folder_together(version, with_checksum=False)
     found = _find(folder, version, verify=verify)
     is_read_once = verify and with_optimizer and _has_own_files(found, version)
@@ -124,7 +127,7 @@ def load(
 
 
 def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
-    """Returns the files; where they cannot be told, the manifest says which is damaged."""
+    """Returns the files; if that fails, the manifest tells which is damaged."""
     try:
         with damage_on_all_ranks():
             return on_rank_zero(lambda: shards.find(folder))
@@ -134,7 +137,7 @@ def _find(folder: Path, version: Path, *, verify: bool) -> Shards:
 
 
 def _has_own_files(found: Shards, version: Path) -> bool:
-    """Returns whether each rank reads files of its own, and the manifest tells of all of them."""
+    """Returns whether each rank reads its own files, and the manifest has all of them."""
 
     def is_told() -> bool:
         manifest = read_folder_manifest(version)
@@ -146,10 +149,10 @@ def _has_own_files(found: Shards, version: Path) -> bool:
 
 
 def _read_own(found: Shards) -> dict[Path, Any]:
-    """Reads this rank's files, compared with their manifest, before any rank loads one.
+    """Reads this rank's files and compares them with the manifest, before any rank loads one.
 
-    Reading them again to compare them is what would take the time. So the host holds the states of
-    the model and of the optimizer at once, where DeepSpeed reads one after the other.
+    Reading them a second time for the checksum would take most of the time. So the host holds the
+    states of model and optimizer at once, where DeepSpeed reads one after the other.
     """
     states: dict[Path, Any] = {}
     refused: Exception | None = None
@@ -164,7 +167,10 @@ def _read_own(found: Shards) -> dict[Path, Any]:
 
 
 def _refused(found: Shards) -> Exception | None:
-    """Returns what DeepSpeed would refuse of this rank's files, while others wait for it."""
+    """Returns the error of a file that would be refused, for all ranks to raise together.
+
+    Otherwise one rank would raise within DeepSpeed's loading, and the others would wait for it.
+    """
     files = (*found.model_files, *found.optimizer_files)
     try:
         for path in files[dist.get_rank() :: dist.get_world_size()]:
@@ -188,7 +194,7 @@ def _load_all(engine: Any, found: Shards, *, strict: bool) -> None:
 
 
 def _check_kind(engine: Any, found: Shards) -> None:
-    """Refuses an optimizer's state that is laid out otherwise than this engine's."""
+    """Refuses an optimizer's state of another layout than this engine's."""
     stage = engine.zero_optimization_stage()
     is_sharded, is_bf16 = bool(found.optimizer_files), engine.bfloat16_enabled()
     saved = "3" if found.is_stage_3 else "1 or 2" if is_sharded else "0"

@@ -1,7 +1,7 @@
-"""Going on with another number of cards than a checkpoint was saved from.
+"""Loads a checkpoint on another number of cards than it was saved from.
 
-DeepSpeed's universal checkpoint has each parameter, and the averages that Adam keeps of it, in
-files of their own, which any number of ranks divide among themselves.
+DeepSpeed's universal checkpoint holds each parameter, and Adam's averages of it, in files of their
+own, which any number of ranks can divide among themselves.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .shards import Shards
 from .weights import load_weights
 
 _AVERAGES = frozenset({"step", "exp_avg", "exp_avg_sq"})
-"""What an optimizer may keep of a parameter, for DeepSpeed to convert it."""
+"""The states of a parameter that DeepSpeed can convert."""
 
 
 def load(engine: Any, found: Shards, *, strict: bool) -> None:
-    """Loads a checkpoint that another number of ranks has saved, with its optimizer.
+    """Loads a checkpoint of another number of ranks, with its optimizer.
 
     All ranks call it.
 
@@ -49,7 +49,7 @@ def load(engine: Any, found: Shards, *, strict: bool) -> None:
     temporary = found.folder / broadcast_object(f".universal-{uuid.uuid4().hex}.tmp")
     try:
         on_rank_zero(lambda: convert(found, temporary))
-        # Which also has rank 0 remove nothing that another still reads.
+        # Also a barrier: rank 0 removes the folder only when all ranks have read it.
         raise_together(_load(engine, temporary, found.tag, strict=strict))
     finally:
         if dist.get_rank() == 0:
@@ -58,7 +58,7 @@ def load(engine: Any, found: Shards, *, strict: bool) -> None:
 
 
 def _load(engine: Any, folder: Path, tag: str, *, strict: bool) -> Exception | None:
-    """Loads a universal checkpoint; what fails on this rank."""
+    """Loads a universal checkpoint, and returns the error of this rank, if any."""
     config = engine._config
     try:
         with replaced("deepspeed-resize", config, load_universal_checkpoint=True):
@@ -103,7 +103,7 @@ def convert(shards: Shards, folder: Path) -> None:
     """
     from deepspeed.checkpoint import ds_to_universal
 
-    # One process: a fork does not survive with an HPU.
+    # One worker runs in this process. More would be forked, which a card does not survive.
     options = Namespace(
         input_folder=str(shards.folder / shards.tag),
         output_folder=str(folder / shards.tag),
@@ -118,10 +118,10 @@ def convert(shards: Shards, folder: Path) -> None:
 
 
 def _check_names(shards: Shards) -> None:
-    """Refuses names that are no names of files: the universal form has a folder for each of them.
+    """Refuses names that cannot be file names, since the universal form has a folder for each.
 
     Raises:
-        DamagedCheckpointError: One is not; it would lead to another folder.
+        DamagedCheckpointError: A name would lead to another folder.
     """
     for path in (*shards.model_files, *shards.optimizer_files):
         for name in _names(_shards.load(path)):
@@ -133,11 +133,11 @@ def _check_names(shards: Shards) -> None:
 
 
 _NO_FILE = re.compile(r"/|\0|^\.*$")
-"""What leads to another folder, or to the same one."""
+"""Matches names that lead to another folder, or to the same one."""
 
 
 def _names(state: Mapping[str, Any]) -> Iterator[Any]:
-    """Yields all names in a file that DeepSpeed makes names of files of."""
+    """Yields all names in a file that DeepSpeed uses as file names."""
     for shapes in (*(state.get("param_shapes") or ()), state.get("frozen_param_shapes") or {}):
         yield from shapes
     for key in ("module", "frozen_param_fragments", "shared_params"):
@@ -171,22 +171,23 @@ def _kept(shards: Shards) -> frozenset[str]:
 def _optimizer_state(shards: Shards) -> dict[str, Any]:
     """Returns the state dict of the user's or the configured optimizer, of rank 0."""
     state = _shards.load(shards.optimizer_files[0])["optimizer_state_dict"]
-    # By this name in stage 3.
+    # The first is its name in stage 3.
     found: dict[str, Any] = state.get("optimizer_state_dict") or state["base_optimizer_state"]
     return found
 
 
 def _complete(engine: Any, found: Shards, *, strict: bool) -> None:
-    """Loads what DeepSpeed's universal checkpoint leaves out or mixes up (deepspeed 0.19.8).
+    """Loads what DeepSpeed's universal checkpoint omits or mixes up (deepspeed 0.19.8).
 
-    Delete this once it restores buffers and frozen parameters, gives each group of parameters its
-    own settings in stage 3 instead of the first one's, and each of them a count of steps of its
-    own there: torch's optimizers would count each step once for each group.
+    Delete this once it restores buffers and frozen parameters, and in stage 3 gives each parameter
+    group its own settings instead of the first one's, and its own tensor that counts steps.
     """
     load_weights(engine, weights(found), strict=strict)
     optimizer = engine.optimizer.optimizer
     for group, saved in zip(optimizer.param_groups, param_groups(found), strict=True):
         group.update(saved)
     for state in optimizer.state.values():
+        # Groups that share the tensor would each advance it, so a step would count once for each
+        # group.
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].clone()

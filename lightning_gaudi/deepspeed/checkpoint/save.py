@@ -1,4 +1,4 @@
-"""Saving checkpoints in shards, for the strategies of the Trainer and of Fabric."""
+"""Saves sharded checkpoints for the strategies of the Trainer and of Fabric."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def save(
     with_manifest: bool = True,
     write: Callable[[Prepare], None] = lambda prepare: prepare(None)(),
 ) -> None:
-    """Saves a checkpoint; until it is complete on all ranks, `path` has the one that it had.
+    """Saves a checkpoint; until it is complete on all ranks, `path` is unchanged.
 
     All ranks call it.
 
@@ -50,10 +50,10 @@ def save(
         extras: What to save beside the model and the optimizer.
         exclude_frozen: Leave out the parameters that are not trained.
         with_manifest: Whether to save a manifest of checksums, too.
-        write: Has what is recorded be written, now or later; see `HPUCheckpointIO.write`.
+        write: Writes the recorded files now or later; see `HPUCheckpointIO.write`.
 
     Raises:
-        MisconfigurationException: DeepSpeed's settings have it save in another way than this one.
+        MisconfigurationException: DeepSpeed's settings choose another way of saving.
         OSError: A rank could not write its part.
         ValueError: `extras` has a name that DeepSpeed needs.
     """
@@ -70,7 +70,7 @@ def save(
     def prepare(memory: HostMemory | None) -> Callable[[], None]:
         with contextlib.ExitStack() as claims:
             tag = on_rank_zero(lambda: _claim(place, claims))
-            # DeepSpeed wants a folder, even of what is recorded.
+            # DeepSpeed makes a folder even if its writer only records.
             folder = (
                 place
                 if isinstance(place, Path)
@@ -81,6 +81,7 @@ def save(
                     str(folder),
                     tag=tag,
                     client_state=dict(extras),
+                    # `publish` writes `latest`, once the files of all ranks are on disk.
                     save_latest=False,
                     exclude_frozen_parameters=exclude_frozen,
                 )
@@ -96,14 +97,14 @@ def _publish(
     manifest: Manifest | None,
     claims: contextlib.ExitStack,
 ) -> None:
-    """Writes what is recorded, and makes it the version that is loaded.
+    """Writes the recorded files, and makes them the version that is loaded.
 
     Args:
-        record: What this rank writes.
-        folder: Where DeepSpeed was told to save, and has put its tools.
-        version: Where its files go to.
-        manifest: What it says of itself, without its files.
-        claims: What is let go of at the end.
+        record: The files of this rank.
+        folder: The folder that DeepSpeed was told to save to, with its tools.
+        version: The version that the files belong to.
+        manifest: The manifest, without its files.
+        claims: Locks and temporary folders, which are released at the end.
     """
     place, tag = version.parent, version.name
     kind: Any = stored_shards if isinstance(place, RemotePath) else versions
@@ -135,7 +136,7 @@ def _copy_tools(folder: Path, place: RemotePath) -> None:
 
 
 def _write_together(record: _Record, version: AnyPath) -> dict[str, FileEntry]:
-    """Writes all ranks' files if there is room for them; returns what they are."""
+    """Writes the files of all ranks if there is room for them, and returns their entries."""
     raise_together(record.error)
     hooks.before_write(partial(_sizes, record))
     sizes = gather_objects([needed_bytes(state) for state, _ in record.files])
@@ -153,9 +154,10 @@ def _write_together(record: _Record, version: AnyPath) -> dict[str, FileEntry]:
 
 
 def _sizes(record: _Record) -> tuple[int, int]:
-    """Returns the bytes of all ranks' files, and those of this rank's; see `hooks.before_write`."""
+    """Returns the bytes of all ranks' files, and of this rank's; see `hooks.before_write`."""
     sizes = {path.name: file_bytes(state) for state, path in record.files}
     of_rank = sum(sizes.values())
+    # Each rank has such files, of about the same size; the others are rank 0's alone.
     of_each = sum(size for name, size in sizes.items() if "zero_pp_rank_" in name)
     return of_rank + of_each * (dist.get_world_size() - 1), of_rank
 
@@ -176,7 +178,7 @@ def _write(snapshot: Snapshot, path: AnyPath) -> FileEntry:
 
 
 def _check_engine(engine: Any) -> None:
-    """Refuses to save what could not be loaded."""
+    """Refuses settings with which a checkpoint could not be loaded."""
     writer = type(engine.checkpoint_engine).__name__
     if writer != "TorchCheckpointEngine":
         raise MisconfigurationException(
@@ -197,16 +199,16 @@ def _check_engine(engine: Any) -> None:
 
 
 class _Record:
-    """Keeps what a rank is to write until all ranks are through, and the first error.
+    """Stands in for the engine's writer, and keeps what a rank is to write, and the first error.
 
-    A rank that raises at once would leave the others waiting for it.
+    A rank that raised at once would leave the others waiting for it in `save_checkpoint`.
     """
 
     def __init__(self, writer: Any, memory: HostMemory | None) -> None:
         self._writer, self._memory = writer, memory
         self.error: Exception | None = None
         self.files: list[tuple[Any, Path]] = []
-        """Snapshots; what may not be written at all is not copied."""
+        """Snapshots and their paths. States that may not be written at all are not copied."""
 
     def save(self, state_dict: Any, path: str) -> None:
         if hooks.is_written_at_once():

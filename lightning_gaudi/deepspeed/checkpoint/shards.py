@@ -1,7 +1,7 @@
-"""The files that a version of a checkpoint consists of, looked at before any of it is loaded.
+"""Finds and checks the files of a version of a checkpoint before any of them is loaded.
 
-ZeRO-3 has a file of the model's state for each rank, the other stages have one. With any stage but
-0 each rank has a file of its optimizer, which holds its shard of the weights in fp32.
+ZeRO-3 has a file of the model's state for each rank; the other stages have a single one. In every
+stage but 0 each rank has a file of its optimizer, with its shard of the weights in fp32.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MODEL = "mp_rank_00_model_states.pt"
 _OPTIMIZER = "mp_rank_00_optim_states.pt"
 _RANK = re.compile(r"(?P<prefix>(?:bf16_)?zero_pp_rank_)(?P<rank>\d+)_(?P<kind>mp_rank_00_.*\.pt)")
 _MAX_RANKS = 2**16
-"""How many may have saved a checkpoint: their files are listed by name."""
+"""The most ranks that are believed, since the names of their files are listed."""
 
 _OTHER_PARALLELISM = re.compile(r"layer_.*|.*mp_rank_(?!00).*|expp_rank_.*")
 
 
 class Shards(NamedTuple):
-    """A version of a checkpoint, all of whose files are there."""
+    """A version of a checkpoint, with all of its files."""
 
     folder: Path
     """The checkpoint."""
@@ -52,35 +52,35 @@ class Shards(NamedTuple):
     num_ranks: int
     """How many processes saved it."""
     model_files: tuple[Path, ...]
-    """The model's state; of each rank if the parameters too are in shards."""
+    """The files of the model's state; one for each rank if the parameters are sharded."""
     optimizer_files: tuple[Path, ...]
-    """Of each rank; none if nothing is in shards."""
+    """The files of the optimizer's shards, one for each rank; none if nothing is sharded."""
 
     def of_rank(self, rank: int) -> tuple[Path, ...]:
-        """Returns what a rank reads that goes on where as many as now saved it."""
+        """Returns the files that a rank reads if as many ranks as now have saved them."""
         model = self.model_files[rank if self.is_stage_3 else 0]
         return (model, *self.optimizer_files[rank : rank + 1])
 
     @property
     def is_stage_3(self) -> bool:
-        """Whether the parameters too are in shards."""
+        """Whether the parameters are sharded, too."""
         return self.model_files[0].name != _MODEL
 
     @property
     def is_bf16(self) -> bool:
-        """Whether it was trained in bf16; not known of what is in no shards."""
+        """Whether it was trained in bf16; False if nothing is sharded, where it is not known."""
         return bool(self.optimizer_files) and self.optimizer_files[0].name.startswith("bf16_")
 
 
 def find(folder: Path) -> Shards:
-    """Returns the files of the latest version of a checkpoint, all of them there and whole.
+    """Returns the files of the latest version of a checkpoint, if all are there and complete.
 
     Args:
-        folder: What a strategy of DeepSpeed's has saved.
+        folder: A checkpoint of DeepSpeed's.
 
     Raises:
-        FileNotFoundError: A file is missing, or there is no checkpoint; names all that are.
-        ValueError: A file is cut short, or belongs to a kind of parallelism that Lightning has not.
+        FileNotFoundError: Files are missing, which are named, or there is no checkpoint.
+        ValueError: A file is cut short, or belongs to a parallelism that Lightning does not have.
     """
     tag = versions.latest(folder)
     names = {each.name for each in (folder / tag).iterdir() if each.suffix == ".pt"}
@@ -101,7 +101,7 @@ def find(folder: Path) -> Shards:
 
 
 def _check_inside(folder: Path, tag: str, names: Iterable[str]) -> None:
-    """Refuses files that are links to what is not the checkpoint's: DeepSpeed reads all of them."""
+    """Refuses files that are links out of the checkpoint, since DeepSpeed reads all of them."""
     try:
         for name in sorted(names):
             path_inside(folder, f"{tag}/{name}")
@@ -112,7 +112,7 @@ def _check_inside(folder: Path, tag: str, names: Iterable[str]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Returns what a file holds; its tensors stay on disk until they are used.
+    """Loads a file, whose tensors stay on disk until they are used.
 
     Raises:
         DamagedCheckpointError: It holds no state, or is damaged.
@@ -121,14 +121,14 @@ def load(path: Path) -> dict[str, Any]:
     state = restricted.load(path, mmap=True)
     if not isinstance(state, dict):
         raise DamagedCheckpointError(
-            f"{printable(path)} is damaged: it has no names for what it holds. {ADVICE}"
+            f"{printable(path)} is damaged: it does not hold a dict. {ADVICE}"
         )
     return state
 
 
 @contextmanager
 def as_damage(folder: Path) -> Iterator[None]:
-    """Turns what is raised over a state that is not DeepSpeed's into an error that says so.
+    """Turns errors over a state that is not DeepSpeed's into one that says so.
 
     Raises:
         DamagedCheckpointError: Names the checkpoint and what went wrong.
@@ -148,16 +148,17 @@ def as_damage(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None]:
-    """Keeps DeepSpeed, which trusts all files, from running what they hold.
+    """Keeps DeepSpeed, which trusts all files, from running what is in them.
 
     Args:
-        states: What some of them hold, which is not read again, however often DeepSpeed asks.
+        states: The content of files that are not to be read again.
     """
     load = restricted.instead_of(torch.load)
 
     def load_or_give(f: Any, *args: Any, **options: Any) -> Any:
         is_path = isinstance(f, (str, os.PathLike))
         if states and is_path and Path(f) in states:
+            # A copy, so that changes to the dict do not reach the next reader.
             return copy.copy(states[Path(f)])
         return load(f, *args, **options)
 
@@ -166,7 +167,7 @@ def read_by_deepspeed(states: Mapping[Path, Any] | None = None) -> Iterator[None
 
 
 def _is_whole(path: Path) -> bool:
-    """Returns whether a file has its end: that of a zip file lists what is in it."""
+    """Returns whether a file is complete, by the directory at the end of a zip file."""
     with open_regular(path) as file:
         start = file.read(4)
         file.seek(0)
@@ -181,7 +182,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
-    """Returns how many ranks saved it and whether in shards, as a file says that is whole."""
+    """Returns how many ranks saved a version and whether it is sharded, from a complete file."""
     for name in names:
         if name.endswith(_MODEL):
             state = load(version / name)
@@ -197,7 +198,7 @@ def _saved_by(version: Path, names: list[str]) -> tuple[int, bool]:
 
 
 def _checked_count(count: Any, path: Path) -> int:
-    """Returns a number of ranks, if it is one."""
+    """Returns a number of ranks, if it is plausible."""
     if type(count) is not int or not 0 < count <= _MAX_RANKS:
         raise DamagedCheckpointError(
             f"{printable(path)} is damaged: it says that {printable(repr(count), max_chars=100)} "
@@ -207,7 +208,7 @@ def _checked_count(count: Any, path: Path) -> int:
 
 
 def _expected(names: set[str], num_ranks: int, is_sharded: bool) -> tuple[list[str], list[str]]:
-    """Returns the model's and the optimizers' files that must be there, given some that are."""
+    """Returns the names of all files that must exist, given the names of some that do."""
     prefixes = {found["kind"]: found["prefix"] for found in map(_RANK.fullmatch, names) if found}
     model, optimizer = [_MODEL], []
     if _MODEL in prefixes:
@@ -219,7 +220,7 @@ def _expected(names: set[str], num_ranks: int, is_sharded: bool) -> tuple[list[s
 
 
 def _check(folder: Path, tag: str, missing: list[str], broken: list[str]) -> None:
-    """Raises if there are any."""
+    """Raises if files are missing or broken."""
     if not missing and not broken:
         return
     faults = [f"lacks {_listed(tag, missing)}"] if missing else []

@@ -1,11 +1,11 @@
-"""The versions in a checkpoint folder of DeepSpeed, of which the file `latest` names the one.
+"""The versions in a checkpoint folder of DeepSpeed's; the file `latest` names the one that counts.
 
     last.ckpt/
         latest           the name of the version below: written at the end, in one step
         checkpoint-2/    the shards, see `shards`, and when they are on disk their manifest
         zero_to_fp32.py  DeepSpeed's own tool
 
-A version is never written over. The first has the name that Lightning gives to its only one.
+A version is never overwritten. The first has the name that Lightning gives to its only version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TAG = re.compile(rf"{_FIRST}(?:-(\d+))?")
 
 
 class Claim:
-    """A directory for a new version, beside all that there are; whoever is killed leaves it locked.
+    """A folder for a new version, locked until it is published or discarded.
 
     Args:
         folder: The checkpoint; made if it does not exist.
@@ -55,23 +55,24 @@ class Claim:
             raise
 
     def release(self) -> None:
-        """Says that the version is published, or discarded."""
+        """Releases the lock once the version is published or discarded."""
         self._lock.release()
 
 
 def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
-    """Makes this version the checkpoint, then removes the others that we wrote.
+    """Makes a version the checkpoint, then removes the others that we wrote.
 
     Args:
         folder: The checkpoint.
         tag: The version, all of whose files are on disk.
-        manifest: What it says of itself.
+        manifest: Its manifest.
 
     Raises:
         OSError: It cannot be; the checkpoint is what it was.
     """
     if manifest is not None:
         write_folder_manifest(folder / tag, manifest)
+    # The one step that makes the version count.
     write_atomically(folder / LATEST, lambda file: _write(file, tag))
     for other in _versions(folder):
         if other != tag and _has_states(folder / other):
@@ -79,18 +80,18 @@ def publish(folder: Path, tag: str, manifest: Manifest | None) -> None:
 
 
 def sync_tools(folder: Path) -> None:
-    """Brings the tools that DeepSpeed has put into a checkpoint to disk."""
+    """Syncs the tools that DeepSpeed has put into a checkpoint."""
     for tool in TOOLS:
         sync(folder / tool)
 
 
 def discard(folder: Path, tag: str) -> None:
-    """Removes a version, as far as that is possible."""
+    """Removes a version as far as possible."""
     shutil.rmtree(folder / tag, ignore_errors=True)
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Returns whether it is a folder that DeepSpeed or we have saved a checkpoint to."""
+    """Returns whether a path is a folder with a checkpoint of DeepSpeed's."""
     return path.is_dir() and ((path / LATEST).is_file() or bool(_versions(path)))
 
 
@@ -143,7 +144,10 @@ def _versions(folder: Path) -> list[str]:
 
 
 def _has_states(version: Path) -> bool:
-    """Tells if DeepSpeed has saved to it; Hugging Face's Trainer has folders so named, too."""
+    """Returns whether DeepSpeed has saved to a folder.
+
+    Hugging Face's Trainer gives its folders the same names.
+    """
     return any(version.glob("*_states.pt"))
 
 

@@ -1,4 +1,4 @@
-"""Whole weights, whoever has saved them, into a model that DeepSpeed holds, be it in shards."""
+"""Loads whole weights into a model that DeepSpeed holds, sharded or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .consolidate import Weights
 
 
 def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """Loads a state dict into the model of an engine, and into its optimizer's masters of it.
+    """Loads a state dict into the model of an engine, and into its optimizer's master weights.
 
     Under ZeRO-3 a card holds one layer at a time beside its shard. All ranks call it.
 
@@ -33,7 +33,7 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
         _load_layers(module, weights, strict=strict)
     else:
         module.load_state_dict(weights, strict=strict)
-    # Lightning leaves these as they were: the first step would put the old weights back
+    # Lightning does not update the master weights, so the first step would restore the old weights
     # (2.5.6 to 2.6.6, `_restore_zero_state`).
     if hasattr(engine.optimizer, "refresh_fp32_params"):
         engine.optimizer.refresh_fp32_params()
@@ -42,7 +42,7 @@ def load_weights(engine: Any, weights: Mapping[str, Any], *, strict: bool) -> No
 
 
 def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) -> None:
-    """Does `module.load_state_dict(weights)` layer by layer."""
+    """Does what `module.load_state_dict(weights)` does, but gathers one layer at a time."""
     gathered = library.load().zero.GatheredParameters
     found = Weights(weights.data if isinstance(weights, Weights) else dict(weights))
     details: Mapping[str, Any] = getattr(weights, "_metadata", {})
@@ -70,22 +70,22 @@ def _load_layers(module: Module, weights: Mapping[str, Any], *, strict: bool) ->
 
 
 def _load_masters(module: Module, weights: Mapping[str, Any]) -> None:
-    """Loads what the optimizer steps, in fp32, which the model's own may have lost."""
+    """Loads the optimizer's master weights in fp32; the model's own may be less precise."""
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad or name not in weights:
             continue
         if hasattr(parameter, "_z3_optimizer"):
-            # Not the function for all of it: it fails where a shard ends with padding
-            # (deepspeed 0.19.8, `set_full_hp_param`). Use that one once it does not.
+            # DeepSpeed's function for the whole parameter fails if a shard ends with padding
+            # (deepspeed 0.19.8, `set_full_hp_param`). Use it once it does not.
             safe_set_local_fp32_param(parameter, _shard(parameter, weights[name].float()))
         elif hasattr(parameter, "_hp_mapping"):
             safe_set_full_fp32_param(parameter, weights[name].float())
 
 
 def _load_whole_masters(engine: Any, weights: Mapping[str, Any]) -> None:
-    """Loads them for stage 0 in half precision, where each rank has all of them."""
+    """Loads the master weights of stage 0 in half precision, of which each rank has all."""
     optimizer, names = engine.optimizer, {}
     for name, parameter in engine.module.named_parameters():
         names[parameter] = name

@@ -1,1 +1,1 @@
-"""DeepSpeed's settings: where they come from, and whether they can be honoured."""
+"""Reads DeepSpeed's settings, and checks whether they can be honoured."""

@@ -1,7 +1,7 @@
-"""DeepSpeed's settings: read from where the user has them, and completed from the Trainer's.
+"""Reads DeepSpeed's settings, and completes them from those of the Trainer.
 
-A setting that both have must be the same in both. `"auto"`, as Hugging Face's Trainer writes it,
-takes what Lightning has, or DeepSpeed's default where that is about sizes of buckets.
+A setting that both have must be equal. `"auto"`, as Hugging Face's Trainer writes it, stands for
+Lightning's value, or for DeepSpeed's default in sizes of buckets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOSS_SCALING = (
     "hysteresis",
     "min_loss_scale",
 )
-"""Arguments of Lightning's strategies that are DeepSpeed's settings of fp16."""
+"""Arguments of Lightning's strategies that are settings of DeepSpeed's section `fp16`."""
 
 _SECTION_OF = {"bf16-mixed": "bf16", "bf16-true": "bf16", "16-mixed": "fp16", "16-true": "fp16"}
 
@@ -45,11 +45,11 @@ _SECTIONS = (
     *("bf16", "fp16", "zero_optimization", "timers", "timers.throughput"),
     *("optimizer", "optimizer.params", "scheduler", "scheduler.params"),
 )
-"""Settings that are mappings, each after the one that it is in."""
+"""Settings that are mappings; each comes after the one that contains it."""
 
 
 def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: str) -> Config | None:
-    """Returns the settings, as a dict of their own.
+    """Returns the settings as a new dict.
 
     Args:
         config: A dict, the path of a JSON or YAML file, the name of a preset, or None.
@@ -57,7 +57,7 @@ def read(config: str | os.PathLike[str] | Mapping[str, Any] | None, variable: st
             None.
 
     Returns:
-        None where there are none.
+        The settings; None if there are none.
 
     Raises:
         FileNotFoundError: There is neither such a file nor such a preset.
@@ -109,7 +109,7 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> Config:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads 1e-5 as the number it is: YAML 1.1 wants a point in it, and makes it a string."""
+    """Reads 1e-5 as a number, which YAML 1.1 takes for a string since it has no point."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Config:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -127,7 +127,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class Settings:
-    """What Lightning knows, and DeepSpeed's settings have to agree with."""
+    """Lightning's settings, with which DeepSpeed's have to agree."""
 
     precision: str
     """Such as `"bf16-mixed"`."""
@@ -137,15 +137,15 @@ class Settings:
     clip_val: float | None = None
     """`gradient_clip_val`."""
     micro_batch_size: Callable[[], int] = lambda: 1
-    """Samples in a rank's batch; asked for only where the settings do not say."""
+    """Returns the samples in a rank's batch; called only if the settings do not say."""
     num_steps: Callable[[], int | float] | None = None
-    """Steps of the optimizer in the whole training; asked for only where a scheduler needs it."""
+    """Returns the optimizer's steps in the whole training; called only if a scheduler needs it."""
     fp16: Mapping[str, Any] = field(default_factory=dict)
-    """How losses are scaled in fp16."""
+    """The settings of loss scaling in fp16."""
 
 
 def complete(config: Mapping[str, Any], settings: Settings) -> Config:
-    """Returns the settings with what Lightning adds to them.
+    """Returns DeepSpeed's settings, completed from Lightning's.
 
     Args:
         config: As the user gave them; not changed.
@@ -153,7 +153,7 @@ def complete(config: Mapping[str, Any], settings: Settings) -> Config:
 
     Raises:
         MisconfigurationException: Both set the same thing, to different values.
-        ValueError: `"auto"` stands where Lightning has nothing to put.
+        ValueError: `"auto"` stands for something that Lightning does not have.
     """
     found = copy.deepcopy(dict(config))
     _check_types(found)
@@ -170,10 +170,10 @@ def complete(config: Mapping[str, Any], settings: Settings) -> Config:
 
 
 def _check_types(config: Mapping[str, Any]) -> None:
-    """Refuses a value that is computed with here, or looked into, and is of another type.
+    """Refuses values of a wrong type that are used in this module.
 
     Raises:
-        ValueError: There is one; it is named, with what it should be.
+        ValueError: There is one, which is named along with the right type.
     """
     for name in _WHOLE:
         value = _given(config, name)
@@ -198,7 +198,7 @@ def _wrong(name: str, value: Any, expected: str) -> ValueError:
 
 
 def _given(config: Mapping[str, Any], name: str) -> Any:
-    """Returns what the user set `name` to; None where that is nothing, or `"auto"`."""
+    """Returns the user's value of `name`; None if it is missing or `"auto"`."""
     value = config.get(name)
     return None if value == _AUTO else value
 
@@ -229,6 +229,7 @@ def _set_clipping(config: Config, settings: Settings) -> None:
 def _set_batch_sizes(config: Config, settings: Settings) -> None:
     whole, part = "train_batch_size", "train_micro_batch_size_per_gpu"
     global_size = _given(config, whole)
+    # Left out of the result, since DeepSpeed computes it from the other two settings.
     config.pop(whole, None)
     num_parts = config["gradient_accumulation_steps"] * settings.world_size
     size = _given(config, part)
@@ -270,9 +271,9 @@ def _other_precision(name: str, *, given: bool) -> str:
 
 
 def _set_timers(config: Config) -> None:
-    """Keeps DeepSpeed, which times its steps, from waiting for the device twice in each of them.
+    """Keeps DeepSpeed from waiting for the device twice in each step to time it.
 
-    It does by default, for a throughput that it logs at a level which Lightning turns off.
+    It does so by default, for a throughput that it logs at a level which Lightning turns off.
     """
     timers = dict(config.get("timers") or {})
     timers["throughput"] = {"synchronized": False, **(timers.get("throughput") or {})}

@@ -1,7 +1,7 @@
-"""Optimizer and weights in the host's memory: what can be there on an HPU, and what must be built.
+"""Checks and prepares the offload of optimizer and weights to the host's memory.
 
-With the optimizer's states its step is on the CPU, too. DeepSpeed's Adam for the CPU is an
-operation in C++, `cpu_adam`: see `build`.
+An offloaded optimizer also steps on the CPU. DeepSpeed's Adam for the CPU is an operation in C++,
+`cpu_adam`, which `build` compiles.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..ops import build
 
 _OPTIMIZER, _PARAMETERS = "offload_optimizer", "offload_param"
 
-# DeepSpeed's older names, which are true or false.
+# DeepSpeed's older names for the sections, with a boolean value.
 _OLD_NAMES = {_OPTIMIZER: "cpu_offload", _PARAMETERS: "cpu_offload_param"}
 
 _ADAMS = ("adam", "adamw")
 
-# Of torch's optimizers DeepSpeed replaces these by its own for the CPU, which the HPU has not.
+# DeepSpeed replaces these optimizers of torch by its own for the CPU, which it lacks for the HPU.
 _REPLACED = ("adagrad", "lion")
 
 _ON_CARD = (
@@ -42,7 +42,7 @@ _ALTERNATIVES = (
 
 
 def check_offload(config: Mapping[str, Any]) -> None:
-    """Refuses to offload what DeepSpeed would not, or could not on an HPU.
+    """Refuses an offload that DeepSpeed would ignore, or cannot do on an HPU.
 
     Args:
         config: DeepSpeed's settings.
@@ -71,7 +71,7 @@ def check_offload(config: Mapping[str, Any]) -> None:
 
 
 def check_stepping(config: Mapping[str, Any], optimizer: Optimizer | None) -> None:
-    """Refuses an optimizer that cannot, or should not, step on the CPU where it is to.
+    """Refuses an optimizer that cannot, or should not, step on the CPU.
 
     Args:
         config: DeepSpeed's settings.
@@ -100,7 +100,7 @@ def check_stepping(config: Mapping[str, Any], optimizer: Optimizer | None) -> No
 
 
 def prepare(config: Mapping[str, Any]) -> None:
-    """Builds what the optimizer needs on the CPU, before anyone waits for it.
+    """Builds the operation that the optimizer needs on the CPU.
 
     Args:
         config: DeepSpeed's settings.
@@ -108,6 +108,7 @@ def prepare(config: Mapping[str, Any]) -> None:
     Raises:
         OpBuildError: It cannot be built.
     """
+    # Before the ranks are connected, so that none waits in a collective for a build.
     if _needs_cpu_adam(config):
         library.load()
         builders = importlib.import_module("deepspeed.ops.op_builder")
@@ -125,11 +126,11 @@ def _needs_cpu_adam(config: Mapping[str, Any]) -> bool:
 
 
 def _device(config: Mapping[str, Any], name: str) -> str | None:
-    """Returns where `name` offloads to; None if it does not."""
+    """Returns the device that a section offloads to; None if it does not offload."""
     zero = config.get("zero_optimization") or {}
     if zero.get(_OLD_NAMES[name]):
         return "cpu"
-    # DeepSpeed's enumeration prints its own name.
+    # The value may be DeepSpeed's enumeration, which prints as its own name.
     device = (zero.get(name) or {}).get("device")
     device = getattr(device, "value", device)
     return None if device in (None, "none") else str(device)

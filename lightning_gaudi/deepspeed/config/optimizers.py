@@ -1,4 +1,4 @@
-"""Optimizers that the settings name: DeepSpeed's, torch's, and the vendor's two."""
+"""Handles optimizers that the settings name, the vendor's among them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VENDORS: dict[str, Callable[[], type[Optimizer]]] = {
 def take_vendors(
     config: dict[str, Any], optimizer: Optimizer | None, parameters: Sequence[Parameter]
 ) -> tuple[dict[str, Any], Optimizer | None]:
-    """Makes the optimizer of the settings if it is the vendor's, which DeepSpeed does not know.
+    """Makes an optimizer of the vendor's that the settings name and DeepSpeed does not know.
 
     Args:
         config: DeepSpeed's settings, such as `{"optimizer": {"type": "FusedAdamW"}}`.
@@ -28,19 +28,20 @@ def take_vendors(
         parameters: The parameters that the optimizer trains.
 
     Returns:
-        The settings without it, and the optimizer; or what was passed.
+        The settings without it, and the optimizer; or both as they were passed.
     """
     section = config.get("optimizer") or {}
     make = _VENDORS.get(str(section.get("type")).lower())
     if optimizer is not None or make is None:
         return config, optimizer
     rest = {name: value for name, value in config.items() if name != "optimizer"}
+    # DeepSpeed refuses optimizers that it does not know under ZeRO, unless this is set.
     rest["zero_allow_untested_optimizer"] = True
     return rest, make()(list(parameters), **(section.get("params") or {}))
 
 
 def check_named_optimizer(config: Mapping[str, Any]) -> None:
-    """Refuses an optimizer that would not do what its settings say.
+    """Refuses an optimizer whose settings would be ignored.
 
     Raises:
         ValueError: DeepSpeed's Adam for the HPU would drop the weight decay: it knows AdamW's

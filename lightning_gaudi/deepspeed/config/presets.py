@@ -1,8 +1,8 @@
-"""Settings of DeepSpeed with which models have been trained on Gaudi, as they were published.
+"""Published settings of DeepSpeed with which models have been trained on Gaudi.
 
-What belongs to a run and not to a model is left out: batch sizes, optimizer, schedule. Each can be
-passed by its name, `HPUDeepSpeedStrategy(config="bert-1.5b")`, or changed first:
-`{**PRESETS["bert-1.5b"], "gradient_clipping": 0.5}`. All compute in bf16: `precision="bf16-mixed"`.
+Settings of a run, such as batch sizes, optimizer and schedule, are left out. A preset can be passed
+by its name, `HPUDeepSpeedStrategy(config="bert-1.5b")`, or changed first:
+`{**PRESETS["bert-1.5b"], "gradient_clipping": 0.5}`. All need `precision="bf16-mixed"`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keys in the user's settings that DeepSpeed does not know.
+"""Finds keys in the user's settings that DeepSpeed does not know.
 
-It ignores them in silence in half of its sections. Which it knows is not written down anywhere, and
-changes with its versions: its parser is given the settings in a dict that records what it looks
-for, and what it never looked for is unknown.
+DeepSpeed silently ignores them in half of its sections. There is no list of the keys that it knows,
+and they change with its versions. So its parser gets the settings in a dict that records which keys
+it asks for; those that it never asks for are unknown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lightning_gaudi.untrusted import printable
 
 from .. import library
 
-# For `deepspeed.initialize`, not for the parser (deepspeed 0.19.8, `deepspeed/__init__.py`).
+# Read by `deepspeed.initialize` and not by the parser (deepspeed 0.19.8, `deepspeed/__init__.py`).
 _OF_INITIALIZE = ("data_parallel_size", "sequence_parallel_size")
 
-# Lightning writes it (2.5.6 to 2.6.6, `_create_default_config`), DeepSpeed no longer reads it.
+# Written by Lightning (2.5.6 to 2.6.6, `_create_default_config`), but no longer read by DeepSpeed.
 _OF_LIGHTNING = {"aio": ("thread_count",)}
 
-# The rest depends on the ranks, or on what these name, and is checked where that is known.
+# These depend on the number of ranks, and are checked where that is known.
 _LEFT_OUT = ("train_batch_size", "gradient_accumulation_steps")
 _FREE = ("params",)
 
@@ -35,8 +35,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
         config: Settings as the user gave them.
 
     Raises:
-        ValueError: There is one; it is named, with the nearest that DeepSpeed knows. Or a value is
-            none that DeepSpeed's parser takes.
+        ValueError: There is one, which is named along with the nearest that DeepSpeed knows; or
+            DeepSpeed's parser refuses a value.
     """
     library.load()
     parser = importlib.import_module("deepspeed.runtime.config").DeepSpeedConfig
@@ -47,7 +47,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
         parser(recorded)
     except validation_error as error:
         raise ValueError(_rejected(error, known)) from error
-    except Exception as error:  # DeepSpeed computes with values before it looks at their types
+    # DeepSpeed computes with values before it checks their types, so anything may be raised.
+    except Exception as error:
         reason = printable(f"{type(error).__name__}: {error}", max_chars=500)
         raise ValueError(
             f"DeepSpeed cannot read its settings ({reason}). Correct the value that this is about."
@@ -58,7 +59,7 @@ def check_keys(config: Mapping[str, Any]) -> None:
 
 
 class _Recorded(dict[str, Any]):
-    """A dict that records what is looked for in it, and in the dicts in it."""
+    """A dict that records the keys that are asked for in it and in its inner dicts."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(
@@ -86,29 +87,31 @@ class _Recorded(dict[str, Any]):
         return self
 
     def __iter__(self) -> Iterator[str]:
-        # With one of its own, `f(**self)` asks for each item; a plain dict would hand over all.
+        # For a subclass with an `__iter__` of its own, `f(**self)` asks for each key; from a plain
+        # dict CPython would copy all items at once.
         return super().__iter__()
 
     def __copy__(self) -> _Recorded:
-        # The parser works on a copy.
+        # The parser works on a copy, whose requests count, too.
         found = _Recorded({})
         found.update(dict.items(self))
         found.asked = self.asked
         return found
 
     def unknown(self, above: str = "") -> Iterator[tuple[str, set[str]]]:
-        """Yields what nobody looked for, as paths, and what was looked for in its place."""
+        """Yields the paths of keys that were not asked for, and the keys that were."""
         for name, value in dict.items(self):
             allowed = _OF_LIGHTNING.get(above.rstrip("."), ())
             if name not in self.asked and name not in allowed:
                 yield above + name, self.asked
-            # One that nobody asked in is given whole to a model that refuses what it does not know.
+            # A section in which nothing was asked for goes to a pydantic model as a whole, which
+            # refuses unknown keys itself.
             if isinstance(value, _Recorded) and value.asked and name not in _FREE:
                 yield from value.unknown(f"{above}{name}.")
 
 
 def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings without `"auto"`, which the parser takes for a value."""
+    """Returns the settings without `"auto"`, which the parser would take for a value."""
     return {
         name: _without_auto(value) if isinstance(value, Mapping) else value
         for name, value in config.items()
@@ -117,7 +120,7 @@ def _without_auto(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rejected(error: Any, config: Mapping[str, Any]) -> str:
-    """Returns what to say of the first thing that a section of DeepSpeed's settings refused."""
+    """Returns a message on the first value that a section of DeepSpeed's settings refuses."""
     first = error.errors()[0]
     place = first["loc"] or (error.title,)  # of a section as a whole it has none
     sections = [name for name, value in config.items() if isinstance(value, Mapping)]

@@ -1,1 +1,1 @@
-"""DeepSpeed's engine: made, told when to step, and taken apart."""
+"""Makes DeepSpeed's engine, tells it when to step, and takes it apart."""

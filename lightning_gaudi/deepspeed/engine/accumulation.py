@@ -1,6 +1,6 @@
-"""Gradients of several batches for one step, in a loop that is the user's own.
+"""Accumulates gradients of several batches for one step in a loop of the user's own.
 
-Of Fabric, and of a module with manual optimization, which says after which backward it steps.
+Such loops are Fabric's, and those of modules with manual optimization.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lightning_gaudi._patches.apply import add, replace
 _PATCH = "deepspeed-step"
 
 ATTRIBUTE = "_lightning_gaudi_accumulation"
-"""Where engines and their optimizers have their `Accumulation`."""
+"""The attribute of engines and their optimizers that holds their `Accumulation`."""
 
 
 class Accumulation:
-    """What one of DeepSpeed's engines is told of the loop around it.
+    """Tells one of DeepSpeed's engines about the loop around it.
 
-    The loop accumulates: it divides its loss, and steps once for several batches. Or DeepSpeed
-    does, with `gradient_accumulation_steps` in its configuration: it divides, and the loop steps
-    after each batch, mostly in vain.
+    Either the loop accumulates, and divides its loss and steps once for several batches; or
+    DeepSpeed does, with `gradient_accumulation_steps` in its configuration, and the loop steps
+    after each batch, which has an effect only at the last of them.
     """
 
     def __init__(self, engine: Any, optimizer: Any) -> None:
-        """Takes part in the steps of an engine.
+        """Attaches to an engine and its optimizer.
 
         Args:
             engine: DeepSpeed's; it is not kept alive.
@@ -44,14 +44,14 @@ class Accumulation:
         self._is_stepping = False
         for each in (engine, optimizer):
             add(_PATCH, each, ATTRIBUTE, self)
-        # The loop may call it itself.
+        # A loop may also call `engine.step()` itself.
         replace(_PATCH, engine, "step", self.step)
         if self._num_steps > 1:
             _keep_gradients(optimizer)
 
     @contextmanager
     def of(self, *, is_last: bool) -> Generator[None, None, None]:
-        """A batch whose gradients are reduced if it `is_last`, and kept if it is not.
+        """Marks a batch in the block, whose gradients are reduced only if it `is_last`.
 
         Raises:
             MisconfigurationException: DeepSpeed accumulates.
@@ -73,10 +73,10 @@ class Accumulation:
         self._found_engine.set_gradient_accumulation_boundary(is_last)
 
     def note_backward(self) -> None:
-        """Counts a backward that is about to be.
+        """Counts a backward that is about to run.
 
         Raises:
-            MisconfigurationException: DeepSpeed would go wrong without a word.
+            MisconfigurationException: DeepSpeed would silently compute something else.
         """
         self._num_backwards += 1
         if self._num_steps > 1 and self._num_backwards > 1:
@@ -85,7 +85,8 @@ class Accumulation:
                 "but there was a second backward before optimizer.step(). Call it after each: "
                 "DeepSpeed counts them and steps when it is time. Or leave the setting out."
             )
-        # Stage 0 adds up what is reduced, and stage 3 its shards of it.
+        # Stage 0 adds up reduced gradients, and stage 3 its shards of them; stages 1 and 2
+        # overwrite theirs.
         stage = self._found_engine.zero_optimization_stage()
         if self._has_reduced and stage in (1, 2):
             raise MisconfigurationException(
@@ -96,7 +97,7 @@ class Accumulation:
         self._has_reduced = self._is_last
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Lets DeepSpeed step, or count that it need not yet.
+        """Lets DeepSpeed step, or count a batch towards its next step.
 
         Raises:
             MisconfigurationException: The last gradients have not been reduced.
@@ -122,16 +123,17 @@ class Accumulation:
 
     @property
     def _keeps_gradients(self) -> bool:
-        """Whether DeepSpeed has accumulated what it has not stepped by yet."""
+        """Whether DeepSpeed has accumulated gradients that it has not stepped with."""
         is_within = self._num_backwards > 0 or self._found_engine.micro_steps % self._num_steps > 0
         return is_within and not self._is_stepping
 
 
 def _keep_gradients(optimizer: Any) -> None:
-    """Delays the optimizer's `zero_grad`, which a loop calls after each step, until a real one."""
+    """Makes the optimizer's `zero_grad`, which a loop calls often, wait for a real step."""
     kind: Any = type(optimizer)
 
-    # `self` may be Fabric's wrapper, which takes methods from the class of what it wraps.
+    # `self` may be Fabric's wrapper of the optimizer, which takes methods from its class. So the
+    # class is replaced, and not the method of this instance.
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> None:
         if not getattr(self, ATTRIBUTE)._keeps_gradients:
             kind.zero_grad(self, *args, **kwargs)
@@ -144,10 +146,10 @@ _OPTION = "managed_gradient_accumulation"
 
 
 def stepped_by_user(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings with which DeepSpeed reduces gradients when it is told to step.
+    """Returns settings with which DeepSpeed reduces gradients only when it is told to step.
 
-    By default it takes each backward for the last before a step. In ZeRO-1 and 2 a second one would
-    throw away the gradients of the first.
+    By default it takes each backward for the last before a step, and in ZeRO-1 and 2 a second one
+    would discard the gradients of the first.
 
     Args:
         config: DeepSpeed's settings; not changed.
@@ -166,13 +168,13 @@ def stepped_by_user(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_known:
         return dict(config)
     if zero.get("stage", 0) < 2:
-        # DeepSpeed has nothing to overlap then, and refuses the setting, which Lightning writes.
+        # DeepSpeed refuses this setting of Lightning's here, since it has nothing to overlap.
         zero["overlap_comm"] = False
     return {**config, "zero_optimization": zero, _OPTION: False}
 
 
 def tell_boundary(engine: Any, *, is_last: bool) -> None:
-    """Tells the engine if the next backward is the last before a step, unless it need not know.
+    """Tells an engine whether the next backward is the last before a step, if it wants to know.
 
     Args:
         engine: DeepSpeed's.

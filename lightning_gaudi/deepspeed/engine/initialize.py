@@ -1,4 +1,4 @@
-"""DeepSpeed's engine, which holds model and optimizer in shards and trains them."""
+"""Makes DeepSpeed's engine, which shards model and optimizer and trains them."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def make_engine(
 def _without_trial_step() -> Iterator[None]:
     """Keeps DeepSpeed from stepping the optimizer before there are gradients.
 
-    In half precision and stage 0 it does, to have the optimizer's states allocated: a step with
-    gradients of zero that Adam counts as its first, and that decays the weights. All later losses
-    were other ones than with stages 1 to 3. Delete once `initialize_optimizer_states` of these
-    classes takes no step (deepspeed 0.19.8: `runtime/fp16/{fused,unfused}_optimizer.py`).
+    In half precision and stage 0 it takes a step with gradients of zero to allocate the optimizer's
+    states. Adam counts it as its first step and decays the weights by it, so all later losses
+    differ from those of stages 1 to 3. Delete once `initialize_optimizer_states` of these classes
+    takes no step (deepspeed 0.19.8: `runtime/fp16/{fused,unfused}_optimizer.py`).
     """
     home = "deepspeed.runtime.fp16"
     kinds = [
@@ -88,12 +88,13 @@ def _without_trial_step() -> Iterator[None]:
 
 
 def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
-    """Returns an engine that evaluates `model`, in shards under ZeRO-3.
+    """Returns an engine that evaluates `model`, sharded under ZeRO-3.
 
     Args:
         model: Its weights may be in shards already.
         config: DeepSpeed's settings for training.
     """
+    # Only what decides how weights are held: the other settings are for training.
     names = ["fp16", "bf16"]
     if is_stage_3(config):
         names += ["zero_optimization", "zero_allow_untested_optimizer"]
@@ -113,12 +114,13 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
 
 
 def _kept_tied(model: Module, config: Mapping[str, Any]) -> AbstractContextManager[None]:
-    # DeepSpeed moves the model to the card; ZeRO-3 knows tied weights by the shards they share.
+    # DeepSpeed moves the model to the card, which may untie weights. ZeRO-3 keeps them tied by the
+    # shards that they share.
     return nullcontext() if is_stage_3(config) else kept_tied(model)
 
 
 def is_stage_3(config: Mapping[str, Any]) -> bool:
-    """Returns whether parameters too are in shards."""
+    """Returns whether parameters are sharded, too (ZeRO stage 3)."""
     stage = (config.get("zero_optimization") or {}).get("stage")
     return bool(stage == 3)
 
@@ -131,11 +133,11 @@ _ACTIVATION_KEYS = {
     "synchronize_checkpoint_boundary": "synchronize",
     "profile": "profile",
 }
-"""Keys of `activation_checkpointing`, and DeepSpeed's arguments that they are for."""
+"""Keys of `activation_checkpointing`, and the arguments of DeepSpeed's function for them."""
 
 
 def configure_checkpointing(config: Mapping[str, Any]) -> None:
-    """Tells `deepspeed.checkpointing` the settings of activation checkpointing, all of them.
+    """Passes all settings of activation checkpointing to `deepspeed.checkpointing`.
 
     Lightning drops the number of checkpoints and the synchronization at their boundaries
     (2.5.6 to 2.6.6, `_set_deepspeed_activation_checkpointing`).

@@ -1,8 +1,8 @@
-"""A model on its way into DeepSpeed's engine, and out of the one before.
+"""Prepares a model for DeepSpeed's engine, and frees it from an earlier one.
 
-A model is fitted and then tested, or fitted twice. DeepSpeed leaves its hooks in it, which would
-reduce gradients a second time, and in ZeRO-3 its shards, beside which Lightning has moved to the
-CPU what is not in shards.
+A model may be fitted and then tested, or fitted twice. DeepSpeed leaves its hooks in it, which
+would reduce gradients a second time. With ZeRO-3 it also leaves its shards, while Lightning has
+moved all other tensors to the CPU.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lightning_gaudi._patches.apply import replace
 
 from ...distributed.devices import DEVICE
 
-# An engine's own hooks in the model's forward, beside its optimizer's (deepspeed 0.19.8,
-# `runtime/engine.py`): `destroy` leaves them.
+# The hooks of an engine itself, which its `destroy` does not remove (deepspeed 0.19.8,
+# `runtime/engine.py`).
 _HOOKS = ("module_forward_pre_hook", "module_forward_post_hook", "first_dataloader_check")
 
 
 def holds_zero3_shards(parameters: Iterable[Tensor]) -> bool:
-    """Tells if some of the parameters are in shards of ZeRO-3, and none of those is here whole."""
+    """Returns whether some of the parameters are sharded by ZeRO-3."""
     return any(hasattr(parameter, "ds_id") for parameter in parameters)
 
 
 def leave_last_engine(model: Module) -> None:
-    """Undoes what a former engine has left in a model; the user's hooks stay."""
+    """Removes what an earlier engine has left in a model; the user's hooks stay."""
     engine = engines.take(model)
     if engine is not None:
         engine.destroy()
@@ -43,19 +43,19 @@ def leave_last_engine(model: Module) -> None:
             if hook is not None:
                 hook.remove()
     if holds_zero3_shards(model.parameters()):
-        # DeepSpeed takes a model in shards for being where it has to be.
+        # DeepSpeed assumes that a sharded model is on the card, and does not move it.
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.to(DEVICE)
 
 
 def move_to_card(model: Module, optimizer: Optimizer | None = None) -> None:
-    """Moves a model to the card, and its optimizer with it.
+    """Moves a model to the card, and lets its optimizer follow.
 
-    A move to an HPU may give the model new parameters. DeepSpeed moves it without a thought of the
-    optimizer, which would go on with those on the CPU: in stage 0 nothing would be trained.
+    A move to an HPU may give the model new parameters. DeepSpeed moves the model alone, and the
+    optimizer would go on with the old ones on the CPU: in stage 0 nothing would be trained.
 
     Args:
-        model: Weights of it that are in shards stay where they are.
+        model: A model; sharded ones stay where they are.
         optimizer: Of some of its parameters.
     """
     if holds_zero3_shards(model.parameters()):
@@ -77,10 +77,11 @@ def move_to_card(model: Module, optimizer: Optimizer | None = None) -> None:
 
 
 def restore_linear() -> None:
-    """Puts back torch's `linear`, for which ZeRO-3 sets one of its own, in the whole process.
+    """Restores torch's `linear`, which ZeRO-3 replaces in the whole process.
 
-    With that one, tensor parallelism fails in inference mode. The next engine of ZeRO-3 sets it
-    again (deepspeed 0.19.8, `runtime/zero/partition_parameters.py`). Delete once it takes it back.
+    With DeepSpeed's own, tensor parallelism fails in inference mode. The next engine of ZeRO-3 sets
+    it again (deepspeed 0.19.8, `runtime/zero/partition_parameters.py`). Delete once DeepSpeed
+    restores it.
     """
     name = "deepspeed.runtime.zero.partition_parameters"
     if name in sys.modules:
@@ -91,9 +92,9 @@ def restore_linear() -> None:
 
 
 def refuse_unfrozen(engine: Any, model: Module) -> None:
-    """Refuses a forward with weights that the engine would never step, from here on.
+    """Refuses later forwards with weights that were unfrozen and the engine would never step.
 
-    It has made its shards of the others, before they were unfrozen.
+    The engine makes its shards of the weights that train when it is made.
 
     Args:
         engine: DeepSpeed's, which has just been made.

@@ -1,4 +1,4 @@
-"""What DeepSpeed allocates on a card beside a model's states, kept in proportion to the model."""
+"""Keeps DeepSpeed's buffers on a card in proportion to the model."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from lightning_gaudi._patches.apply import replace, require
 _PATCH = "deepspeed-masters"
 
 LIGHTNINGS_BUCKET = 200_000_000
-"""The elements in a bucket of gradients where the user has no setting.
+"""The elements of a gradient bucket if the user has no setting.
 
 Source: Lightning 2.5.6 to 2.6.6, `DeepSpeedStrategy(reduce_bucket_size=...)`.
 """
 
 _SHARDS_PER_BUCKET = 4
-"""How many buckets a card's share of the gradients fills, where it is not the user who says."""
+"""How many buckets a card's share of the gradients fills if the user has no setting."""
 
 
 def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int) -> dict[str, Any]:
-    """Returns the settings, with no larger a bucket of gradients than the model has use for.
+    """Returns the settings with a gradient bucket that is no larger than the model can use.
 
-    DeepSpeed allocates the whole bucket, in ZeRO-3 for good: 763 MiB in fp32 with Lightning's
-    default, whatever the model's size. What the user has set stays.
+    DeepSpeed allocates the whole bucket, in ZeRO-3 for as long as the engine lives: 763 MiB in fp32
+    with Lightning's default, whatever the model's size. A user's setting stays.
 
     Args:
         config: DeepSpeed's settings; not changed.
@@ -42,16 +42,18 @@ def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int)
     share = sum(sizes) // (_SHARDS_PER_BUCKET * world_size)
     config = deepcopy(config)
     config["zero_optimization"]["reduce_bucket_size"] = min(
-        LIGHTNINGS_BUCKET, max(share, *sizes, 1)
+        # The largest parameter must fit into a bucket.
+        LIGHTNINGS_BUCKET,
+        max(share, *sizes, 1),
     )
     return config
 
 
 def share_equal_copies(optimizer: Any) -> None:
-    """Makes ZeRO-3's master weights the weights, where both are in fp32 on the card.
+    """Lets ZeRO-3's master weights share the memory of the weights if both are fp32 on the card.
 
-    DeepSpeed means to do so, but compares a tensor's device with the device's name, which are never
-    equal: each card held its share of the weights twice. Delete once it compares devices
+    DeepSpeed means to do so, but compares a tensor's device with a device's name, which are never
+    equal, so each card would hold its share of the weights twice. Delete once it compares devices
     (deepspeed 0.19.8, `runtime/zero/stage3.py`, `_create_fp32_partitions`).
 
     Args:
@@ -81,5 +83,5 @@ def _is_copy(weight: Tensor, master: Tensor) -> bool:
 
 
 def _num_elements(parameter: Tensor) -> int:
-    """Returns the number of elements of the whole parameter, as DeepSpeed's shards say it."""
+    """Returns the number of elements of a whole parameter, also of a sharded one."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))

@@ -1,10 +1,10 @@
-"""DeepSpeed's operations in C++ (`cpu_adam`), built once, ahead, and where nobody else builds.
+"""Builds DeepSpeed's operations in C++ (`cpu_adam`) once, ahead of their first use.
 
-DeepSpeed compiles one when an optimizer first asks for it, under torch's lock: a file, which a
-killed build leaves behind, and for which every later run waits without a word and for ever. Here
-one process compiles it, in a private folder and for a limited time, and moves it into place in one
-step; the lock is the operating system's and ends with its process. The compiler is called by
-DeepSpeed's own builder, so what is compiled, and how, is DeepSpeed's business.
+DeepSpeed compiles one when an optimizer first asks for it, under torch's lock. That is a file which
+a killed build leaves behind, and for which every later run waits silently and for ever. Here one
+process compiles the operation in a private folder and with a time limit, and moves it into place in
+one step. The lock is the operating system's, which ends with its process. DeepSpeed's own builder
+calls the compiler, so what is compiled and how is DeepSpeed's decision.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ TIME_LIMIT_SECONDS = 1200.0
 _CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 _LOADED = "_loaded_ops"  # DeepSpeed's operations by name, beside its builders' base class
 _POLL_SECONDS = 0.2
-_MARGIN_SECONDS = 60.0  # for which others wait longer, so that they hear of a failure
+_MARGIN_SECONDS = 60.0  # others wait this much longer than a build, to hear that it has failed
 
 
 class OpBuildError(RuntimeError):
-    """An operation of DeepSpeed's that cannot be built or loaded; the message says what to do."""
+    """An operation of DeepSpeed's cannot be built or loaded; the message says what to do."""
 
 
 def provide(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -> ModuleType:
-    """Returns the operation of one of DeepSpeed's builders, which from now on loads this one too.
+    """Returns the operation of one of DeepSpeed's builders, and makes DeepSpeed load this build.
 
     Args:
         builder: An instance of a class of `deepspeed.ops.op_builder`, such as `CPUAdamBuilder`.
@@ -87,7 +87,8 @@ def ensure_built(builder: Any, time_limit_seconds: float = TIME_LIMIT_SECONDS) -
     with _explain_os_errors(build):
         trusted(make_folder(build.folder.parent), OpBuildError, _CACHE_DIR)
         with _locked(build, time_limit_seconds + _MARGIN_SECONDS):
-            if not target.exists():  # else the process we waited for has built it
+            # The process that held the lock may have built it.
+            if not target.exists():
                 _refuse_to_fail_again(build, since=start)
                 _build(build, target, time_limit_seconds)
     return target
@@ -99,17 +100,17 @@ class _Build(NamedTuple):
     kind: str
     """The builder's class."""
     key: str
-    """All that goes into it, but for the compiler."""
+    """Identifies all inputs of the build but the compiler."""
 
     @property
     def folder(self) -> Path:
-        """Where the library belongs."""
+        """The folder of the library."""
         identity = hashlib.sha256(compiler.identity().encode()).hexdigest()[:8]
         return _root() / f"{self.key}-{identity}"
 
     @property
     def log(self) -> Path:
-        """What a failed build said."""
+        """The log of a failed build."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
 
@@ -133,7 +134,7 @@ def _root() -> Path:
 
 
 def _find(build: _Build) -> Path | None:
-    """Returns the cached build; without a compiler, whichever one has built it."""
+    """Returns the cached library; without a compiler, one of any compiler."""
     folders = [build.folder] if compiler.is_there() else sorted(_root().glob(f"{build.key}-*"))
     libraries = (folder / f"{build.name}.so" for folder in folders)
     return next((library for library in libraries if library.exists()), None)
@@ -165,7 +166,8 @@ def _build(build: _Build, target: Path, time_limit_seconds: float) -> None:
             raise OpBuildError(_explain(build, str(error))) from None
         with library.open("rb") as file:
             os.fsync(file.fileno())
-        library.chmod(library.stat().st_mode & ~0o022)  # whatever the umask, else it is not loaded
+        # `trusted` refuses to load a library that others may write to, which the umask may allow.
+        library.chmod(library.stat().st_mode & ~0o022)
         build.folder.mkdir(0o755, exist_ok=True)
         library.replace(target)
     _say(f"built DeepSpeed's {build.name} in {time.monotonic() - start:.0f} s")
@@ -181,7 +183,7 @@ def _explain(build: _Build, reason: str) -> str:
 
 
 def _refuse_to_fail_again(build: _Build, since: float) -> None:
-    """Raises what a process said that has failed while we waited for it."""
+    """Raises the error of another process that has failed while we waited for it."""
     if build.log.exists() and build.log.stat().st_mtime >= since:
         reason = printable(build.log.read_text("utf-8", errors="replace").partition("\n")[0])
         raise OpBuildError(_explain(build, reason))
@@ -203,7 +205,7 @@ def _check_tools(name: str) -> None:
 
 
 def _is_installed(builder: Any) -> bool:
-    """Tells if it was built when DeepSpeed was installed, for the HPU (DS_BUILD_CPU_ADAM=1)."""
+    """Returns whether it was built for the HPU with DeepSpeed itself (DS_BUILD_CPU_ADAM=1)."""
     from deepspeed.git_version_info import accelerator_name, installed_ops
 
     return bool(installed_ops.get(builder.name)) and accelerator_name == "hpu"

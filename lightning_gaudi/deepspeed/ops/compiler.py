@@ -1,4 +1,4 @@
-"""The C++ compiler as torch calls it for one of DeepSpeed's operations, in a process of its own."""
+"""Compiles one of DeepSpeed's operations as torch does, in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ getattr(importlib.import_module(sys.argv[1]), sys.argv[2])().jit_load(verbose=Fa
 
 
 class CompilerError(Exception):
-    """Why an operation was not compiled, in a line; `said` is all that was said of it."""
+    """An operation was not compiled. The message is one line; `said` holds the whole output."""
 
     def __init__(self, reason: str, said: str) -> None:
         super().__init__(reason)
@@ -28,14 +28,14 @@ class CompilerError(Exception):
 
 
 def run(module: str, kind: str, name: str, folder: Path, time_limit_seconds: float) -> Path:
-    """Lets one of DeepSpeed's builders compile its operation, and loads it to see that it works.
+    """Compiles an operation by DeepSpeed's builder, and loads it to see that it works.
 
     Args:
         module: That of the builder.
         kind: The builder's class.
         name: The operation's.
-        folder: A private one to do it in.
-        time_limit_seconds: After which it is ended, with all that it has started.
+        folder: A private folder to build in.
+        time_limit_seconds: The time after which it is killed with all its processes.
 
     Returns:
         The library.
@@ -81,7 +81,10 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> str:
-    """Ends it and all that it has started; ninja puts each compiler in a group of its own."""
+    """Kills a process with all its descendants.
+
+    Killing its group would not do, since ninja puts each compiler into a group of its own.
+    """
     import psutil  # DeepSpeed requires it; Lightning alone does not
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -93,7 +96,7 @@ def _end(process: subprocess.Popen[str]) -> str:
 
 
 def has(program: str) -> bool:
-    """Returns whether there is such a program; arguments behind its name do not matter."""
+    """Returns whether a program is installed; arguments after its name are ignored."""
     words = shlex.split(program)
     return bool(words) and shutil.which(words[0], path=_search_path()) is not None
 
@@ -104,12 +107,12 @@ def is_there() -> bool:
 
 
 def command() -> str:
-    """Returns what torch calls, as it stands in CXX."""
+    """Returns the compiler that torch calls, as CXX names it."""
     return os.environ.get("CXX", "c++")
 
 
 def identity() -> str:
-    """Changes when another compiler is chosen or this one is upgraded."""
+    """Returns a text that changes with the choice of the compiler and with its upgrades."""
     words = shlex.split(command())
     path = shutil.which(words[0]) if words else None
     if path is None:
@@ -119,14 +122,15 @@ def identity() -> str:
 
 
 def _search_path() -> str:
-    """PATH, and where pip has put ninja; a virtual environment need not be activated."""
+    """Returns PATH with the folder of pip's programs, so that ninja is found without activation."""
     return os.pathsep.join([os.environ.get("PATH", os.defpath), sysconfig.get_path("scripts")])
 
 
 def locks(name: str) -> Iterator[tuple[Path, float]]:
-    """Torch's locks of an operation, for which a build of torch's waits, and their age in seconds.
+    """Yields the lock files of torch for an operation, and their ages in seconds.
 
-    Source: torch 2.13, `torch/utils/cpp_extension.py`; it never asks whether their owner lives.
+    Source: torch 2.13, `torch/utils/cpp_extension.py`, which never checks whether their owner
+    lives.
     """
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "torch_extensions"
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or default).expanduser()

@@ -1,8 +1,8 @@
-"""How Fabric runs on one card and on many.
+"""Strategies of Fabric, for one card and for many.
 
-`selection` says which strategy that is, for the Trainer, too. `base` is what Fabric does on an HPU,
-`sharded` what models in shards add, and `launchers` how ranks are started; each other module is a
-strategy.
+`selection` chooses the strategy, for the Trainer, too. `base` holds what all strategies on an HPU
+share, `sharded` what those of sharded models add, and `launchers` how ranks are started. The other
+modules are one strategy each.
 """
 
 from typing import TYPE_CHECKING

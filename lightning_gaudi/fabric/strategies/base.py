@@ -1,4 +1,4 @@
-"""`HPUStrategy`: what Fabric does on an HPU, whatever the number of cards."""
+"""`HPUStrategy`, the base of Fabric's strategies for any number of cards."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from .launchers import HPUScriptLauncher, HPUSpawnLauncher
 
 
 class _Loaders(ResumableLoaders, Part):
-    """Loaders that go on where they stood, as a part of a strategy's guard."""
+    """Loaders that can resume, as a part of a strategy's guard."""
 
 
 class HPUStrategy(HPUMixin):
-    """The base of Fabric's strategies, beside the one of Lightning's that each of them extends."""
+    """The base of Fabric's strategies; each also extends one of Lightning's."""
 
     script_launcher = HPUScriptLauncher
     spawn_launcher = HPUSpawnLauncher
 
     precision_kind: type[Precision] = HPUPrecision
-    """The plugin that computes in the precision asked for by name."""
+    """The class of the precision plugin for a precision given by name."""
 
     _checkpoint_io: CheckpointIO | None
 
-    # Parameters -> what moves of modules have put in their place. A class attribute, since an
-    # instance of Lightning's own strategy may have become one of ours.
+    # Maps parameters to those that took their place when a module was moved. A class attribute,
+    # since an instance of Lightning's own strategy may have become one of ours.
     _replaced: MutableMapping[Tensor, Parameter] | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
@@ -75,7 +75,8 @@ class HPUStrategy(HPUMixin):
         if self._checkpoint_io is None:
             self._checkpoint_io = HPUCheckpointIO()
         if isinstance(self._checkpoint_io, HPUCheckpointIO):
-            # One process of a machine compares, and tells the others.
+            # The processes of a machine read the same file: one computes its checksum, and damage
+            # is raised on all ranks (`load_checkpoint`).
             is_first = getattr(self, "local_rank", 0) == 0
             self._checkpoint_io.switch_verify(is_first and self.reliability.verify_checkpoints)
         return self._checkpoint_io
@@ -93,24 +94,25 @@ class HPUStrategy(HPUMixin):
         return found
 
     def _compile_for_fabric(self, module: Module) -> None:
-        # A LightningModule's steps are called, and not itself.
+        # Of a LightningModule the program calls `training_step` and the like, not `forward`, so
+        # only its parts are compiled.
         self.compiler.compile(module, with_root=not hasattr(module, "training_step"))
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
-        """Runs backward, then cuts the graph."""
+        """Runs backward, then ends the graph."""
         self.guard.loss(tensor)
         with explaining_double_backward():
             super().backward(tensor, module, *args, **kwargs)
         vendor.end_graph()
 
-    # So that Fabric takes it for Lightning's own. It demands that any other is called, by
-    # `Fabric.backward`, but a plain `loss.backward()` does too: with one graph instead of two.
+    # `Fabric` compares this method with Lightning's (`is_overridden`), and would then refuse a
+    # plain `loss.backward()`. That works here, too, with one graph instead of two.
     functools.update_wrapper(backward, Strategy.backward)
 
     @override
     @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Saves objects, unless a loss since the last look was not finite."""
+        """Saves objects, unless a loss since the last check was not finite."""
         self.guard.save(kwargs["state"] if "state" in kwargs else args[1])
         super().save_checkpoint(*args, **kwargs)
 
@@ -139,7 +141,7 @@ class HPUStrategy(HPUMixin):
     ) -> Tensor:
         """Clips by the norm of the optimizer's gradients; see `fused_clipping.clip_norm`.
 
-        `Fabric.clip_gradients(error_if_nonfinite=False)` waits for nothing.
+        With `Fabric.clip_gradients(error_if_nonfinite=False)` it does not wait for the card.
         """
         self.precision.unscale_gradients(optimizer)
         return clip_norm(
@@ -164,10 +166,10 @@ class HPUStrategy(HPUMixin):
         return context
 
     def _move(self, module: Module) -> None:
-        """Moves a module to the HPU, with its tied weights tied.
+        """Moves a module to the HPU and keeps its tied weights tied.
 
-        A move to an HPU may give the module new parameters, which Fabric has no idea of: an
-        optimizer made before it would go on with those on the CPU.
+        A move to an HPU may give the module new parameters. Fabric does not know of that, and an
+        optimizer that was made before would go on stepping those on the CPU.
         """
         before = dict(module.named_parameters())
         with kept_tied(module):
@@ -175,7 +177,7 @@ class HPUStrategy(HPUMixin):
         self._note_replaced(before, module)
 
     def _note_replaced(self, before: Mapping[str, Parameter], module: Module) -> None:
-        """Notes which parameters are in the places of those that the module had `before`."""
+        """Notes the parameters that have taken the place of those that the module had `before`."""
         if self._replaced is None:
             self._replaced = WeakTensorKeyDictionary()
         for name, parameter in module.named_parameters():
@@ -183,9 +185,10 @@ class HPUStrategy(HPUMixin):
                 self._replaced[before[name]] = parameter
 
     def _follow(self, optimizer: Optimizer) -> None:
-        """Puts the parameters that have replaced the optimizer's own into the optimizer."""
+        """Replaces parameters in the optimizer by those that have taken their place."""
         for group in optimizer.param_groups:
             group["params"] = [self._on_hpu(parameter) for parameter in group["params"]]
+        # States are keyed by parameters, so they move along.
         for parameter in [*optimizer.state]:
             optimizer.state[self._on_hpu(parameter)] = optimizer.state.pop(parameter)
 

@@ -1,4 +1,4 @@
-"""`HPUDDPStrategy`: Fabric with the same model on several cards."""
+"""`HPUDDPStrategy`, which trains the same model on several cards with Fabric."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     @override
     def setup_module(self, module: Module) -> DistributedDataParallel:
-        """Wraps the module, so that its gradients are averaged over the ranks in backward.
+        """Wraps the module so that backward averages its gradients over the ranks.
 
-        Unless the user has a setting for its buffers, they are those of rank 0 in each evaluation
-        (`module.eval()`), the first forward of which all ranks must then do.
+        Unless the user has a setting for buffers, all ranks get those of rank 0 at the first
+        forward of each evaluation (`module.eval()`), which all ranks must run then.
         """
+        # Before it is wrapped: DistributedDataParallel's hooks must stay outside of graphs.
         self._compile_for_fabric(module)
         wrapped = ddp.wrap(module, self._ddp_kwargs)
         if self._ddp_kwargs.keys().isdisjoint({"broadcast_buffers", "forward_sync_buffers"}):
@@ -41,7 +42,7 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Moves the module, with its tied weights tied."""
+        """Moves the module, and keeps its tied weights tied."""
         self._move(module)
 
 

@@ -1,4 +1,4 @@
-"""`HPUDeepSpeedStrategy`: models larger than a card, through DeepSpeed's ZeRO."""
+"""`HPUDeepSpeedStrategy`, which trains models larger than a card by DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _TAKES_SCHEDULER = (
 
 
 class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
-    """Models larger than a card, through DeepSpeed's ZeRO: `Fabric(strategy="hpu_deepspeed")`.
+    """Trains models larger than a card by DeepSpeed's ZeRO: `Fabric(strategy="hpu_deepspeed")`.
 
     Every `deepspeed` name and `DeepSpeedStrategy` instance becomes one on accelerator "hpu" and
     keeps its arguments, which are those of Lightning's `DeepSpeedStrategy`.
 
-    Gradients are accumulated as with other strategies: in `Fabric.no_backward_sync`, with a loss
-    that the loop divides. Or as in DeepSpeed: with `gradient_accumulation_steps` in the
-    configuration, a step of the optimizer after each backward, and DeepSpeed divides.
+    Gradients are accumulated as with other strategies, in `Fabric.no_backward_sync` with a loss
+    that the loop divides; or by DeepSpeed, with `gradient_accumulation_steps` in the configuration
+    and a step of the optimizer after each backward, and then DeepSpeed divides.
     """
 
     lightning_strategy = DeepSpeedStrategy
@@ -85,13 +85,13 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     @override
     @contextmanager
     def module_sharded_context(self) -> Generator[None, None, None]:
-        """Makes weights in shards under stage 3, those of `from_pretrained` too."""
+        """Shards weights as they are made under stage 3, those of `from_pretrained`, too."""
         with super().module_sharded_context(), self._loads_into_shards():
             yield
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Moves the module, with its tied weights tied, but for weights that are in shards."""
+        """Moves the module, and keeps tied weights tied, unless its weights are sharded."""
         if not holds_zero3_shards(module.parameters()):
             self._move(module)
 
@@ -119,7 +119,8 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
                 f"{type(optimizers[0]).__name__}. Leave one of them out."
             )
         self._follow(optimizers[0])
-        # DeepSpeed would step the scheduler with the optimizer, and the loop does so once more.
+        # DeepSpeed does not get the scheduler: it would step it with the optimizer, and the loop
+        # does so, too.
         optimizer = self._make_engine(module, optimizers[0])
         if not _TAKES_SCHEDULER:
             return self._deepspeed_engine, [optimizer]  # type: ignore[return-value]
@@ -139,7 +140,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
-        """Returns an engine that trains; what it made of the optimizer."""
+        """Makes the engine that trains, and returns its wrapper of the optimizer."""
         self._compile_for_fabric(module)
         found, wrapped = make_engine(module, self.deepspeed_config, optimizer=optimizer)
         configure_checkpointing(self.deepspeed_config)
@@ -149,7 +150,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def backward(self, tensor: Tensor, module: Any, *args: Any, **kwargs: Any) -> None:
-        """Runs backward, then cuts the graph."""
+        """Runs backward, then ends the graph."""
         found: Accumulation | None = getattr(module, ATTRIBUTE, None)
         if found is not None:
             found.note_backward()
@@ -159,10 +160,10 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any] | None = None, **kwargs: Any
     ) -> Any:
-        """Lets the optimizer's engine step, then cuts the graph.
+        """Lets the optimizer's engine step, then ends the graph.
 
-        Lightning steps the optimizer itself, since the engine lacks what its protocol asks for
-        (2.6.6, `fabric/wrappers.py`): stage 0 then clips nothing, and DeepSpeed counts no steps.
+        Lightning would step the optimizer itself, since the engine does not match its protocol
+        (2.6.6, `fabric/wrappers.py`). Stage 0 then clips nothing, and DeepSpeed counts no steps.
 
         Args:
             optimizer: DeepSpeed's.
@@ -197,7 +198,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         storage_options: Any | None = None,
         filter: dict[str, Callable[[str, Any], bool]] | None = None,
     ) -> None:
-        """Saves objects by their names, the model and its optimizer in shards: a folder.
+        """Saves objects by name to a folder, the model and its optimizer in shards.
 
         Args:
             path: A local folder, or an address that fsspec knows.
@@ -221,7 +222,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def load_checkpoint(
         self, path: _PATH, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Loads objects in place, from a checkpoint in shards or from one of any other strategy.
+        """Loads objects in place, from a folder of shards or a checkpoint of any other strategy.
 
         Args:
             path: A local path, or an address that fsspec knows.
@@ -230,7 +231,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
             weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
         Returns:
-            What else the checkpoint has.
+            The rest of the checkpoint.
         """
 
         def load_model(module: Module, found: Mapping[str, Any]) -> None:
@@ -253,7 +254,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def load_module_state_dict(
         self, module: Module, state_dict: Mapping[str, Any], strict: bool = True
     ) -> None:
-        """Loads whole weights into a model, whether or not it is in shards."""
+        """Loads whole weights into a model, sharded or not."""
         if fabric_state.is_engine(module):
             load_weights(module, state_dict, strict=strict)
         else:
@@ -261,7 +262,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def clip_gradients_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuses: DeepSpeed clips as it steps.
+        """Raises, since DeepSpeed clips as it steps.
 
         Raises:
             MisconfigurationException: Always.
@@ -270,7 +271,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
 
     @override
     def clip_gradients_value(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses; see `clip_gradients_norm`.
+        """Raises; see `clip_gradients_norm`.
 
         Raises:
             MisconfigurationException: Always.

@@ -1,4 +1,4 @@
-"""`HPUFSDPStrategy`: models larger than a card, in shards (FSDP)."""
+"""`HPUFSDPStrategy`, which shards models larger than a card (FSDP)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sharded import ShardedHPUStrategy
 
 
 class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
-    """Models larger than a card, in shards (FSDP): `Fabric(strategy="hpu_fsdp")`.
+    """Trains models larger than a card in shards (FSDP): `Fabric(strategy="hpu_fsdp")`.
 
     `"fsdp"`, `"fsdp_cpu_offload"` and every `FSDPStrategy` instance become one on accelerator "hpu"
     and keep their arguments. It takes those of Lightning's `FSDPStrategy`.
@@ -37,7 +37,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     @override
     def setup_environment(self) -> None:
         """Chooses this rank's card, prepares it, then connects all ranks over HCCL."""
-        # Lightning would make a mesh of CUDA devices.
+        # Lightning would make a mesh of CUDA devices of it (2.6, `FSDPStrategy.setup_environment`).
         mesh = self._fsdp_kwargs.pop("device_mesh", None)
         super().setup_environment()
         fsdp.check_fp16(self.precision.precision, self.mixed_precision)
@@ -47,10 +47,10 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Puts the module into shards, unless its user has.
+        """Shards the module, unless its user has.
 
         Raises:
-            MisconfigurationException: Its user has, but left a part out.
+            MisconfigurationException: Its user has sharded only parts of it.
         """
         wrapped: Module = super().setup_module(module)
         fsdp.check_wrapped(wrapped)
@@ -82,7 +82,7 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
         """
         self.precision.unscale_gradients(optimizer)
         norm = clip_fsdp_norm(module, optimizer, max_norm, norm_type)
-        # So asked that a dry card, which answers 0 to everything, goes on.
+        # Phrased so that a card without values, which answers 0 to everything, goes on.
         if error_if_nonfinite and torch.isfinite(norm).logical_not():
             raise RuntimeError(
                 f"The gradients' norm of order {norm_type} is {norm.item()}, so they cannot be "

@@ -1,4 +1,4 @@
-"""Lightning's launchers of Fabric, with ranks that end together."""
+"""Fabric's launchers, whose ranks end together."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ...distributed.launchers import ScriptMixin, SpawnMixin, check_spawn, launc
 
 
 class HPUScriptLauncher(ScriptMixin, _SubprocessScriptLauncher):
-    """Runs the script again for each further rank, or finds that somebody else has."""
+    """Runs the script again for each further rank, unless a scheduler has started them."""
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Starts the other ranks, if need be, and calls the function in this one."""
+        """Starts the other ranks if they are not running, and calls the function in this one."""
         return launch_script(self, functools.partial(function, *args, **kwargs))
 
 
@@ -35,8 +35,9 @@ class HPUSpawnLauncher(SpawnMixin, _MultiProcessingLauncher):
 
     @override
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the function in all ranks; returns what rank 0 does."""
-        # As Lightning's, which does not let anybody see the processes while it waits for them.
+        """Calls the function on all ranks, and returns the result of rank 0."""
+        # A copy of Lightning's method, which keeps the processes to itself while it waits for them
+        # (2.6, `_MultiProcessingLauncher.launch`); here `joined` needs them.
         strategy: Any = self._strategy
         check_spawn(strategy)
         _check_missing_main_guard()

@@ -1,4 +1,4 @@
-"""`HPUModelParallelStrategy`: FSDP2, tensor parallelism, or both, as the model defines."""
+"""`HPUModelParallelStrategy`, for FSDP2 and tensor parallelism that a function applies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAKE_LATER = (
 
 
 class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelParallelStrategy):
-    """FSDP2, tensor parallelism, or both, as `parallelize_fn(module, device_mesh)` applies them.
+    """Trains with FSDP2 and tensor parallelism that `parallelize_fn(module, device_mesh)` applies.
 
     Every `ModelParallelStrategy` becomes one on accelerator "hpu" and keeps its arguments. There is
     no name to pass instead, since it needs that function. It differs from Lightning's in that
@@ -43,7 +43,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
     - gradients of several meshes, and those beside plain tensors, are clipped together.
     """
 
-    # Parameters that modules had before they were parallelized, and have no more -> their names.
+    # Maps parameters that `parallelize_fn` has removed from a module to the names that they had.
     _lost: MutableMapping[Tensor, str] | None = None
 
     @override
@@ -64,6 +64,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         start_alike(parallel, self.device_mesh)
         draw_alike(self.device_mesh)
         share_overflows(self.precision)
+        # Before FSDP2's own hook, which gathers the weights.
         parallel.register_forward_pre_hook(FollowsFreezing(parallel).update, prepend=True)
         self._note_replaced(before, parallel)
         self._note_lost(before, parallel)
@@ -82,7 +83,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         """Lets the optimizer step the shards, even if it was made before them.
 
         Raises:
-            ValueError: It was, and holds weights that the model has not got any more, or states.
+            ValueError: It holds weights that the model does not have any more, or states of them.
         """
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         lost = self._lost or {}

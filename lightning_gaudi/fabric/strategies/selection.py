@@ -1,6 +1,6 @@
-"""Which strategy runs on an HPU: the default, or the user's choice in its form for the HPU.
+"""Chooses the strategy on an HPU: the default, or the user's choice in its form for the HPU.
 
-A form of `strategy_table` is imported when its strategy is asked for, and none of the others.
+Only the form of `strategy_table` that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ PRECISIONS = {
     "HalfPrecision": "plugin.HPUPrecision",
     "MixedPrecision": "plugin.HPUPrecision",
 }
-"""Each of Lightning's precision plugins that has a form for the HPU, and its module and name."""
+"""Lightning's precision plugins that have a form for the HPU, with its module and class."""
 
 
 class StrategySelection(NamedTuple):
-    """How strategies are chosen for the Trainer, or for Fabric."""
+    """Chooses strategies for the Trainer, or for Fabric."""
 
     registry: Any
-    """Lightning's, of strategies by name."""
+    """Lightning's registry of strategies by name."""
     lightning: str
-    """Lightning's package that has them."""
+    """Lightning's package with its strategies."""
     ours: str
-    """Our package that has the forms of `strategy_table`."""
+    """Our package with the forms of `strategy_table`."""
     precision: str
-    """Our package that has the forms of `PRECISIONS`."""
+    """Our package with the forms of `PRECISIONS`."""
     names: str
-    """What may be passed as `strategy`, for messages."""
+    """The values for `strategy`, for messages."""
 
     def default(self, is_one: bool) -> Any:
-        """Returns what strategy="auto" gives: for one card of one node, or for several."""
+        """Returns the strategy that "auto" stands for, for one card or for several."""
         return self._form("SingleDeviceStrategy" if is_one else "DDPStrategy")()
 
     def takes_one_card(self, strategy: Any, is_interactive: bool) -> bool:
-        """Returns whether devices="auto" is one card, as Lightning has it for GPUs.
+        """Returns whether devices="auto" means one card, by Lightning's rule for GPUs.
 
         Args:
-            strategy: What the user passed, and Lightning has found to be known.
+            strategy: The user's value, which Lightning knows.
             is_interactive: Whether this is a notebook or a Python shell, which drives one card.
         """
         if is_interactive:
@@ -76,7 +76,7 @@ class StrategySelection(NamedTuple):
         *,
         is_interactive: bool,
     ) -> Any:
-        """Returns the HPU's form of what was passed as `strategy`, for the cards that it is to use.
+        """Returns the HPU's form of `strategy` for the cards that it is to use.
 
         Args:
             strategy: A registered name, or an instance; an instance stays the user's object, and
@@ -86,8 +86,8 @@ class StrategySelection(NamedTuple):
             is_interactive: Whether this is a notebook or a Python shell.
 
         Raises:
-            MisconfigurationException: It has no such form, or arguments that an HPU cannot honour,
-                or is not for that many cards.
+            MisconfigurationException: It has no form for the HPU, an argument that an HPU cannot
+            honour, or is not for that many cards.
         """
         found = self.to_form(strategy)
         if self._base_name(type(found)) == "SingleDeviceStrategy":
@@ -102,7 +102,8 @@ class StrategySelection(NamedTuple):
     def to_form(self, strategy: Any) -> Any:
         """Returns the HPU's form of a strategy, checked; see `convert`."""
         typed = _typed(strategy)
-        # By name: some of Lightning's ask for their library as soon as they are made.
+        # The class is looked up before an instance is made, since some of Lightning's strategies
+        # import their library as they are made.
         kind = self._kind(strategy)
         base = self._lightning_base(kind)
         is_ours = issubclass(kind, self._base())
@@ -118,18 +119,19 @@ class StrategySelection(NamedTuple):
         form.check_installed()
         if isinstance(strategy, str):
             strategy = self.registry.get(strategy)
+        # The object stays the user's, with its arguments and plugins; only its class changes.
         found = swap_class(strategy, base, form)
         found.validate_for_hpu(typed)
         return found
 
     def convert_precision(self, plugin: Any) -> None:
-        """Turns a precision plugin that the user passed into its form for the HPU, or checks it.
+        """Turns a user's precision plugin into its form for the HPU, or checks it.
 
         Args:
             plugin: Any; it stays the user's object.
 
         Raises:
-            MisconfigurationException: It does not do on an HPU what it says.
+            MisconfigurationException: It does not do what it says on an HPU.
         """
         for base in type(plugin).__mro__:
             if base.__name__ in PRECISIONS and base.__module__.startswith(self.lightning):
@@ -141,7 +143,7 @@ class StrategySelection(NamedTuple):
         check_precision_plugin(plugin)
 
     def refuse_unknown(self, strategy: Any, precision: Any, error: ValueError) -> None:
-        """Raises our own words if Lightning's `error` is about a name it does not know.
+        """Raises an error of our own if Lightning's `error` is about an unknown name.
 
         Raises:
             MisconfigurationException: It is.
@@ -163,7 +165,7 @@ class StrategySelection(NamedTuple):
             raise MisconfigurationException(unsupported(f"precision={precision!r}")) from error
 
     def refuse_elsewhere(self, strategy: Any, accelerator: Any) -> None:
-        """Refuses one of ours on another accelerator.
+        """Raises an error that one of our strategies cannot run on another accelerator.
 
         Raises:
             MisconfigurationException: Always.
@@ -177,7 +179,7 @@ class StrategySelection(NamedTuple):
         return _find(f"{self.ours}.{FORMS[name].module}.{FORMS[name].kind}")
 
     def _base(self) -> type[Any]:
-        """Returns what all of ours are."""
+        """Returns the base class of our strategies."""
         found: type[Any] = _find(f"{self.ours}.base.HPUStrategy")
         return found
 
@@ -198,7 +200,7 @@ def _find(name: str) -> Any:
 
 
 def _is_movable(strategy: Any) -> bool:
-    """Returns whether it is on no other device than the HPU, or on the CPU by default."""
+    """Returns whether a strategy has no device, the HPU, or the CPU, which is the default."""
     device: torch.device | None = getattr(strategy, "_root_device", None)
     return device is None or device.type in ("cpu", "hpu")
 
@@ -211,7 +213,7 @@ def _typed(strategy: Any) -> str:
 
 
 def _refuse_several(strategy: Any, num_devices: int, num_nodes: int) -> None:
-    """Refuses a strategy for one card where several were asked for: the others would idle."""
+    """Refuses a strategy for one card if several were asked for, which would be idle."""
     if num_devices > 1 or num_nodes > 1:
         raise MisconfigurationException(
             f"strategy={strategy!r} trains on one card, but devices and num_nodes ask for "
@@ -220,7 +222,7 @@ def _refuse_several(strategy: Any, num_devices: int, num_nodes: int) -> None:
 
 
 def _refuse_interactive(strategy: Any, num_devices: int) -> None:
-    """Refuses several cards in a notebook or a Python shell: processes could only be forked there.
+    """Refuses several cards in a notebook or a Python shell, which could only fork processes.
 
     Args:
         strategy: As the user typed it, or the one that `"auto"` gave.

@@ -1,4 +1,4 @@
-"""`ShardedHPUStrategy`: Fabric's checkpoints of models in shards, whoever has sharded them."""
+"""`ShardedHPUStrategy`, the base of Fabric's strategies with sharded models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Filter = Mapping[str, Callable[[str, Any], bool]]
 
 
 class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
-    """The base of Fabric's strategies with models in shards: how they save and load these."""
+    """The base of Fabric's strategies with sharded models, which saves and loads them."""
 
     @override
     @progress.elsewhere("saving a checkpoint")
@@ -62,7 +62,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
         Raises:
             TypeError: `storage_options` are given.
-            ValueError: There is not just one model in shards.
+            ValueError: There is not exactly one sharded model.
             IsADirectoryError: `path` is a folder with something else in it.
             OSError: It cannot be written.
         """
@@ -96,7 +96,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Loads a model in shards, and what else is asked for, from any kind of checkpoint.
+        """Loads a sharded model and other objects from any kind of checkpoint.
 
         Args:
             path: A folder of shards or a single file, from whichever strategy.
@@ -106,7 +106,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
             weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
         Returns:
-            What the checkpoint has beside `state`.
+            The rest of the checkpoint.
 
         Raises:
             FileNotFoundError: There is nothing.
@@ -131,8 +131,9 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
         strict: bool,
         weights_only: bool | None,
     ) -> dict[str, Any]:
-        """Loads what is on this machine, or a file at an address; see `load_checkpoint`."""
+        """Loads a local folder or file, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
+        # A save that was killed between its two renames has left the checkpoint aside.
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints
         if is_sharded_folder(folder):
@@ -140,6 +141,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
         @damage_on_all_ranks()
         def read(path: _PATH) -> dict[str, Any]:
+            # All ranks of a machine map the same file: one compares it, and tells the others.
             is_first = verify and self.local_rank == 0
             return open_mapped(path, weights_only=weights_only, verify=is_first)
 
@@ -172,7 +174,7 @@ def _load_model(path: _PATH, model: Module, read: Callable[[_PATH], Any], *, str
 
 
 def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
-    """Returns the one model in shards, and its name."""
+    """Returns the only sharded model, and its name."""
     models = [(name, value) for name, value in state.items() if is_sharded_model(value)]
     if len(models) != 1:
         found = ", ".join(repr(name) for name, _ in models) or "none"

@@ -1,4 +1,4 @@
-"""`SingleHPUStrategy`: Fabric on one card."""
+"""`SingleHPUStrategy`, which trains on one card with Fabric."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
         )
 
     def choose_card(self, card: torch.device) -> None:
-        """Binds this process to a card at once: with one card nobody needs to call `launch`."""
+        """Binds this process to a card at once, since `launch` need not be called for one card."""
         super().choose_card(card)
         select_card([card], local_rank=0)
 
     @override
     def module_to_device(self, module: Module) -> None:
-        """Moves the module, with its tied weights tied."""
+        """Moves the module, and keeps its tied weights tied."""
         check_alone(self.cluster_environment)
         self._move(module)
