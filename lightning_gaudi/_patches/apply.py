@@ -1,8 +1,8 @@
-"""The one way to change what is not ours: by an entry of the register, or not at all.
+"""The only functions that change other packages, each for an entry of the register.
 
-A patch that is applied after an import is applied whole or not at all; one that fails is off, is
-named in one warning, and leaves the others alone. One that our own code applies, where it must,
-raises instead: without it the run would go wrong.
+A patch that is applied after an import is applied as a whole or not at all. One that fails is off,
+and a warning names it; the others stay on. A patch that our own code applies raises instead, since
+the run would go wrong without it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _MARK = "_lightning_gaudi_patch"
 _ABSENT = object()
 
 _broken: set[str] = set()
-"""The patches that failed, and were warned of."""
+"""The patches that have failed, of which a warning told."""
 
 _undo: list[Callable[[], None]] | None = None
-"""What takes back the patch that is being applied after an import, while one is."""
+"""Functions that undo the patch that is being applied after an import; None while none is."""
 
 
 class MissingNameError(AttributeError):
-    """What a patch changes, or relies on, is gone; the message says what to install."""
+    """A name that a patch changes or relies on is gone; the message says what to install."""
 
 
 def apply(patch: Patch, module: ModuleType, family: Any) -> None:
-    """Applies a patch to the module that has just been imported; doing it again is harmless.
+    """Applies a patch to a module that was just imported; applying it twice is harmless.
 
     Args:
-        patch: One with a trigger.
-        module: What that names.
-        family: The `mirror.Family` that it belongs to.
+        patch: A patch with a trigger.
+        module: The module that the trigger names.
+        family: The `mirror.Family` of the module.
     """
     global _undo
     if patch.name in _broken:
@@ -50,6 +50,7 @@ def apply(patch: Patch, module: ModuleType, family: Any) -> None:
     try:
         home = below if "." in below else f"{__package__}.{below}"
         getattr(importlib.import_module(home), function)(module, family)
+    # An import of Lightning must not fail because of us, whatever a new release of it has changed.
     except Exception as error:
         for take_back in reversed(steps):
             take_back()
@@ -90,17 +91,17 @@ def _version(library: str) -> str:
 
 
 def require_applied(name: str) -> None:
-    """Refuses to go on without a patch that was to be applied after an import.
+    """Raises if a patch that should have been applied after an import has failed.
 
     Raises:
-        RuntimeError: It failed; a warning has said why.
+        RuntimeError: It has failed; a warning has told why.
     """
     if name in _broken:
         raise RuntimeError(f"{BY_NAME[name].without}. {_advice(BY_NAME[name])}")
 
 
 def require(name: str, owner: Any, *attributes: str) -> None:
-    """Makes sure that what a patch relies on is there.
+    """Raises unless an object has the attributes that a patch relies on.
 
     Args:
         name: The patch's.
@@ -115,7 +116,7 @@ def require(name: str, owner: Any, *attributes: str) -> None:
 
 
 def raise_missing(name: str, owner: Any, missing: list[str]) -> None:
-    """Says that names which a patch relies on are gone.
+    """Raises the error that names which a patch relies on are gone.
 
     Raises:
         MissingNameError: Always.
@@ -126,9 +127,9 @@ def raise_missing(name: str, owner: Any, missing: list[str]) -> None:
 
 
 def replace(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Puts a value in the place of what a module, class or object has.
+    """Replaces an attribute of a module, class or object.
 
-    What we have put into a module or a class before stays.
+    A replacement of ours in a module or a class stays.
 
     Args:
         name: The patch's.
@@ -141,15 +142,18 @@ def replace(name: str, owner: Any, attribute: str, value: Any) -> None:
     """
     _check(name)
     require(name, owner, attribute)
+    # A patch may be applied again after a reload, and a wrapper must not wrap itself.
     if isinstance(owner, (ModuleType, type)) and is_ours(owner, attribute):
         return
+    # By `vars`, since `getattr` would find an inherited attribute, which must not be set on `owner`
+    # later.
     before = vars(owner).get(attribute, _ABSENT)
     _note_undo(lambda: _restore(owner, attribute, before))
     setattr(owner, attribute, _marked(value, name))
 
 
 def wrap(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]], None]:
-    """Replaces a function or method by the decorated one, which gets it as its first argument.
+    """Replaces a function or method by the decorated one, which gets the original first.
 
     Args:
         name: The patch's.
@@ -175,7 +179,7 @@ def wrap(name: str, owner: Any, attribute: str) -> Callable[[Callable[..., Any]]
 
 @contextmanager
 def replaced(name: str, owner: Any, **values: Any) -> Iterator[None]:
-    """Replaces a name as `replace` does, for as long as a block runs.
+    """Replaces attributes during a block.
 
     Args:
         name: The patch's.
@@ -198,11 +202,11 @@ def replaced(name: str, owner: Any, **values: Any) -> Iterator[None]:
 
 
 def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> None:
-    """Imports names of a module from ours when somebody asks for them, as in PEP 562.
+    """Makes a module import names from ours when somebody asks for them, as in PEP 562.
 
     Args:
         name: The patch's.
-        module: What has them; what it has now goes.
+        module: The module; its own objects of these names are removed.
         homes: Each name, and the module of ours that has it.
     """
     _check(name)
@@ -226,7 +230,7 @@ def find_when_asked(name: str, module: ModuleType, homes: Mapping[str, str]) -> 
 
 
 def add(name: str, owner: Any, attribute: str, value: Any) -> None:
-    """Gives a module, class or object what it lacks; what is there stays."""
+    """Adds an attribute to a module, class or object that lacks it."""
     _check(name)
     if attribute not in vars(owner):
         _note_undo(lambda: delattr(owner, attribute))
@@ -234,7 +238,7 @@ def add(name: str, owner: Any, attribute: str, value: Any) -> None:
 
 
 def enter(name: str, table: dict[str, Any], key: str, value: Any) -> None:
-    """Puts an entry into a dict of another's, such as a registry of Lightning's."""
+    """Sets an entry of another package's dict, such as a registry of Lightning's."""
     _check(name)
     before = dict.get(table, key, _ABSENT)  # a registry's own `get` makes an instance
     _note_undo(lambda: _restore_entry(table, key, before))
@@ -242,7 +246,7 @@ def enter(name: str, table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def is_ours(owner: Any, attribute: str) -> bool:
-    """Returns whether an attribute is what `replace` has put there."""
+    """Returns whether an attribute was set by `replace`."""
     return hasattr(getattr(owner, attribute), _MARK)
 
 
@@ -280,10 +284,10 @@ _Object = TypeVar("_Object")
 
 
 def swap_class(instance: _Object, base: type, ours: type) -> _Object:
-    """Turns `instance` into one of `ours`; its attributes, and whoever holds it, stay.
+    """Changes the class of `instance` to `ours`; its attributes and references to it stay.
 
-    A user's subclass of `base` becomes a class that overrides as it did, with `ours` where `base`
-    was: its `super()` calls arrive there.
+    A user's subclass of `base` becomes a class with the same overrides, whose `super()` calls reach
+    `ours` in the place of `base`.
 
     Args:
         instance: An instance of `base` or of a subclass of it.
@@ -302,11 +306,12 @@ def swap_class(instance: _Object, base: type, ours: type) -> _Object:
 @cache
 def _joined(theirs: type, ours: type) -> type:
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        # A class made here cannot be found by name when `ddp_spawn` pickles the strategy.
+        # `ddp_spawn` pickles the strategy, and a class that is made here has no importable name.
         state = self.__getstate__() if hasattr(self, "__getstate__") else vars(self)
         return _restore_joined, (theirs, ours), state
 
-    # Ray's strategies say "hpu" without an index; a process has one card, which ours name.
+    # Ray's strategies override the device by "hpu" without an index. A process has one card, whose
+    # index ours add.
     device = {"root_device": ours.root_device} if hasattr(ours, "root_device") else {}
     return type(
         f"HPU{theirs.__name__}",

@@ -1,4 +1,4 @@
-"""Fused attention: torch's function for it, and a name in transformers."""
+"""Patches for fused attention: torch's function, and a name in transformers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .apply import add, enter, replace, require, wrap
 
 
 def patch_sdpa(module: ModuleType, family: Any) -> None:
-    """Makes `F.scaled_dot_product_attention` ask the switch on the HPU.
+    """Makes `F.scaled_dot_product_attention` fused on the HPU if the switch is on.
 
     Args:
-        module: The vendor's core, just imported: without it there is no HPU.
+        module: The vendor's core, just imported.
         family: Not used.
     """
     import torch
@@ -24,13 +24,14 @@ def patch_sdpa(module: ModuleType, family: Any) -> None:
 
     require("fused-attention", _builtins, "_register_builtin")
     function = switch.scaled_dot_product_attention
-    # TorchScript knows torch's functions by identity, and takes this one for the same.
+    # TorchScript recognizes torch's functions by identity. This makes it take ours for the
+    # original.
     _builtins._register_builtin(function, "aten::scaled_dot_product_attention")
     replace("fused-attention", torch.nn.functional, "scaled_dot_product_attention", function)
 
 
 def patch_transformers(module: ModuleType, family: Any) -> None:
-    """Gives transformers' registries the name, and lets models that ignore them refuse it.
+    """Enters the name in transformers' registries, and makes models that ignore them refuse it.
 
     Args:
         module: `transformers.modeling_utils`, just imported.
@@ -67,7 +68,7 @@ def patch_transformers(module: ModuleType, family: Any) -> None:
 
 
 def patch_bloom(module: ModuleType, family: Any) -> None:
-    """Makes Bloom's attention ask its configuration for the name.
+    """Makes Bloom's attention look for the name in its configuration.
 
     Args:
         module: `transformers.models.bloom.modeling_bloom`, just imported.
@@ -93,19 +94,19 @@ def patch_bloom(module: ModuleType, family: Any) -> None:
             return bloom.forward(self, *args, **kwargs)
         return original(self, *args, **kwargs)
 
-    # A module that has the registry looks its attention up there, for `models.check`.
+    # `models.check` takes a module with this name for one that looks its attention up.
     add(name, module, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
     _accept(name, module.BloomPreTrainedModel)
 
 
 def _accept(name: str, model: type) -> None:
-    """Lets a class of models take the name, when it is made and later; 4.49 asks nothing."""
+    """Makes a class of models accept the name, at construction and later."""
     from lightning_gaudi.attention import kernel
 
     if hasattr(model, "_can_set_attn_implementation"):
         add(name, model, "_can_set_attn_implementation", classmethod(lambda cls: True))
     if hasattr(model, "get_correct_attn_implementation"):
-        # From 5 on "sdpa" in a name is for models that call that.
+        # transformers 5 refuses names with "sdpa" for models that do not support SDPA.
         @wrap(name, model, "get_correct_attn_implementation")
         def get(original: Callable[..., str], self: Any, wanted: Any, *args: Any, **kw: Any) -> str:
             return kernel.NAME if wanted == kernel.NAME else original(self, wanted, *args, **kw)

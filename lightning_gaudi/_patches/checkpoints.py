@@ -1,7 +1,7 @@
-"""Where a fit goes on from, what is noted of what it saves, and how files are loaded.
+"""Patches for resuming a fit, for recording what it saves, and for loading files.
 
-Files are loaded without running what is in them, where Lightning and the vendor would run it. What
-is loaded instead, and what is refused, the room of checkpoints says.
+Files are loaded without running what is in them, where Lightning and the vendor would run it. The
+package `checkpoint` decides what is loaded and what is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .apply import replaced, require, wrap
 
 
 def patch_resuming(module: ModuleType, family: Family) -> None:
-    """Makes "last" mean the newest checkpoint, and replaces a damaged one by one that is not."""
+    """Makes "last" mean the newest checkpoint, and replaces a damaged one by a valid one."""
     connector = module._CheckpointConnector
 
     @wrap("resuming", connector, "_parse_ckpt_path")
@@ -62,7 +62,7 @@ _LOADING, _SAVING = "auto-resume", "auto-resume-saving"
 
 
 def patch_loading(module: ModuleType, family: Family) -> None:
-    """Asks which checkpoint a fit begins with, now that its ranks are connected."""
+    """Lets `AutoResume` choose the checkpoint of a fit once its ranks are connected."""
     require(_LOADING, module, "_CheckpointConnector")
     require(_LOADING, module._CheckpointConnector, "_hpc_resume_path")
 
@@ -102,11 +102,11 @@ def _is_ours(trainer: Any, family: Family) -> bool:
 
 
 _OLD_KEYS = ("hparams", "module_arguments")
-"""Where Lightning looks for hyperparameters besides (`CHECKPOINT_PAST_HPARAMS_KEYS`)."""
+"""Further keys in which Lightning looks for hyperparameters (`CHECKPOINT_PAST_HPARAMS_KEYS`)."""
 
 
 def patch_load(module: ModuleType, family: Family) -> None:
-    """Loads tensors and plain data alone, where there is an HPU.
+    """Loads only tensors and plain data if there is an HPU.
 
     Args:
         module: Lightning's, of `load_from_checkpoint` or of its `TorchCheckpointIO`.
@@ -124,7 +124,7 @@ def patch_load(module: ModuleType, family: Family) -> None:
 
 
 def patch_instantiator(saving: ModuleType, family: Family) -> None:
-    """Lets a checkpoint name no function but that of LightningCLI, as Lightning 2.6.6 does.
+    """Refuses checkpoints that name a function other than LightningCLI's, as Lightning 2.6.6 does.
 
     Args:
         saving: Lightning's, of `load_from_checkpoint`.
@@ -146,7 +146,7 @@ def patch_instantiator(saving: ModuleType, family: Family) -> None:
 
 
 def _as_dict(hparams: Any) -> dict[Any, Any]:
-    """Returns what `dict.update` makes of them, pairs too; nothing of what it cannot take."""
+    """Returns hyperparameters as `dict.update` would take them; empty if it would not."""
     try:
         return dict(hparams)
     except (TypeError, ValueError):
@@ -154,7 +154,7 @@ def _as_dict(hparams: Any) -> dict[Any, Any]:
 
 
 def _check(hparams: dict[Any, Any], cls: type, advice: str) -> None:
-    """Refuses hyperparameters that have something else called than LightningCLI's, for `cls`."""
+    """Refuses hyperparameters that would call something other than LightningCLI's for `cls`."""
     from lightning_gaudi.untrusted import printable
 
     name = hparams.get("_instantiator")
@@ -203,10 +203,10 @@ def patch_conversion(module: ModuleType, family: Family) -> None:
 
 
 def patch_lazy_load(module: ModuleType, family: Any) -> None:
-    """Makes the vendor's `torch.load` trust a file only if it is told to.
+    """Makes the vendor's `torch.load` of lazy mode trust a file only on request.
 
     Args:
-        module: The vendor's, which has put a function of its own in its place in lazy mode.
+        module: The vendor's core, which replaces `torch.load` in lazy mode.
         family: Not used.
 
     Source: Intel Gaudi PyTorch bridge 1.24.0, `core/torch_overwrites.py`.

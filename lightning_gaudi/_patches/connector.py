@@ -1,19 +1,19 @@
-"""The connectors, in which Lightning's Trainer and Fabric decide on accelerator and strategy.
+"""Patches the connectors, in which Trainer and Fabric choose accelerator and strategy.
 
-Seven methods of each are wrapped, and each does what it did unless the accelerator is ours:
+Seven methods of each are wrapped. Each is unchanged unless the accelerator is ours:
 
-1. `_check_config_and_set_final_flags`: of an unknown name it says what an HPU has, not a GPU.
+1. `_check_config_and_set_final_flags`: names what an HPU has if a name is unknown.
 2. `_choose_auto_accelerator`: "hpu" where Lightning would take the CPU and there is a card.
-3. `_set_parallel_devices_and_init_accelerator`: says what was looked for where there is no card;
-   with devices="auto" a strategy for one card gets one, as does a notebook.
-4. `_choose_and_init_cluster_environment`: launchers that Lightning does not find, and the number of
-   nodes where the launcher knows it.
-5. `_choose_strategy`: a strategy on the HPU, where Lightning raises or falls back to the CPU.
-6. `_check_strategy_and_fallback`: the user's choice in its form for the HPU, or a refusal.
-7. `_check_and_init_precision`: autocast on the HPU, where Lightning would name another device.
+3. `_set_parallel_devices_and_init_accelerator`: says why there is no card; with devices="auto" a
+   strategy for one card gets one, as does a notebook.
+4. `_choose_and_init_cluster_environment`: finds launchers that Lightning does not know, and the
+   number of nodes if the launcher tells it.
+5. `_choose_strategy`: gives a strategy for the HPU, where Lightning raises or takes the CPU's.
+6. `_check_strategy_and_fallback`: turns the user's choice into its form for the HPU, or refuses it.
+7. `_check_and_init_precision`: autocasts on the HPU, where Lightning would name another device.
 
-What they decide is said in our rooms, which are imported when an HPU is asked for: `selection` of
-the strategies, `accelerator` and `precision` of Fabric.
+The decisions are made in modules that are imported when an HPU is asked for:
+`fabric.strategies.selection`, `fabric.accelerator` and `fabric.precision`.
 """
 
 from __future__ import annotations
@@ -40,27 +40,26 @@ _ATTRIBUTES = (
     "accelerator",
     "strategy",
 )
-"""What our methods read of a connector, or set; some method of it has to name each of them."""
+"""Attributes of a connector that our methods use; its own methods must name each of them."""
 
 
 class ConnectorSpec(NamedTuple):
-    """What the Trainer and Fabric have names of their own for."""
+    """Names that differ between the connectors of Trainer and Fabric."""
 
     patch: str
     """The name in the register."""
     connector: str
     """The connector's class."""
     precision_name: str
-    """Its attribute with the precision that was asked for by name."""
+    """The attribute with the precision given by name."""
     precision_plugin: str
-    """Its attribute with the plugin for it that was passed instead."""
+    """The attribute with a precision plugin that was passed instead."""
     accelerators: str
     """Lightning's registry of accelerators by name, in the connector's module."""
     strategies: str
-    """The same of strategies."""
+    """Lightning's registry of strategies by name."""
     room: str
-    """Where our accelerator, strategies and precision plugins of it are: what their names begin
-    with."""
+    """The prefix of our modules for it."""
 
     @property
     def is_fabrics(self) -> bool:
@@ -89,17 +88,17 @@ _FABRIC = ConnectorSpec(
 
 
 def patch_trainer(module: ModuleType, family: Family) -> None:
-    """Wraps the methods of the Trainer's connector and register our names."""
+    """Wraps the methods of the Trainer's connector and registers our names."""
     _Hooks(module, family, _TRAINER).install()
 
 
 def patch_fabric(module: ModuleType, family: Family) -> None:
-    """Wraps the methods of Fabric's connector and register our names."""
+    """Wraps the methods of Fabric's connector and registers our names."""
     _Hooks(module, family, _FABRIC).install()
 
 
 class _Hooks:
-    """What is called instead of a connector's methods, with the method and its arguments."""
+    """The wrappers of a connector's methods, which get the method and its arguments."""
 
     def __init__(self, module: Any, family: Family, spec: ConnectorSpec) -> None:
         self._module = module
@@ -134,6 +133,8 @@ class _Hooks:
         }
 
     def _check_attributes(self, connector: type) -> None:
+        # Instance attributes cannot be checked on the class, so the bytecode of its methods must
+        # name them.
         functions = [inspect.unwrap(each) for each in vars(connector).values() if callable(each)]
         functions = [each for each in functions if hasattr(each, "__code__")]
         used = {name for each in functions for name in each.__code__.co_names}
@@ -143,7 +144,7 @@ class _Hooks:
 
     @cached_property
     def _selection(self) -> Any:
-        """Which of our strategies takes the place of which of Lightning's."""
+        """Chooses our strategy for one of Lightning's."""
         family, spec = self._family, self._spec
         return family.find("fabric.strategies.selection").StrategySelection(
             registry=getattr(self._module, spec.strategies),
@@ -154,6 +155,8 @@ class _Hooks:
         )
 
     def _is_ours(self, connector: Any) -> bool:
+        # `loaded` imports nothing: if the class was never imported, no accelerator can be an
+        # instance of it.
         kind = self._family.loaded("fabric.accelerator", "HPUAccelerator")
         return kind is not None and isinstance(connector.accelerator, kind)
 
@@ -233,7 +236,7 @@ class _Hooks:
 
 
 class LazyEntry(dict[str, Any]):
-    """What a registry of Lightning's has under a name, with a class that is not imported yet."""
+    """An entry of a registry of Lightning's whose class is imported when it is read."""
 
     def __init__(self, key: str, module: str, kind: str, **values: Any) -> None:
         """Describes an entry.
@@ -256,12 +259,12 @@ class LazyEntry(dict[str, Any]):
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Returns what a dict's `get` does, with the class."""
+        """Returns the value of a key, the class included."""
         return self[key] if key in self or key == self._key else default
 
 
 def register_accelerator(patch: str, registry: Any, module: str) -> None:
-    """Makes "hpu" a name for `accelerator`.
+    """Registers the accelerator "hpu".
 
     Args:
         patch: The name in the register.
@@ -277,7 +280,7 @@ def register_accelerator(patch: str, registry: Any, module: str) -> None:
 
 
 def register_strategies(patch: str, registry: Any, package: str, *, in_fabric: bool) -> None:
-    """Makes our names for `strategy` known.
+    """Registers our names for `strategy`.
 
     Args:
         patch: The name in the register.
@@ -296,7 +299,8 @@ def register_strategies(patch: str, registry: Any, package: str, *, in_fabric: b
 
 
 def _enter(patch: str, registry: Any, name: str, entry: LazyEntry, what: str) -> None:
-    found = dict.get(registry, name)  # its own `get` makes an instance
+    # Not `registry.get`, which makes an instance.
+    found = dict.get(registry, name)
     if isinstance(found, LazyEntry):
         return
     if found is not None:

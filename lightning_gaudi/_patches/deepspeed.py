@@ -1,10 +1,9 @@
-"""What importing DeepSpeed for the HPU changes in this process and should not, kept from it.
+"""Keeps the import of DeepSpeed from changing the whole process.
 
-Its accelerator makes all of torch deterministic, which costs speed and makes some operations raise,
-has new tensors filled no more, and sets variables of the vendor's bridge: for the whole program,
-whatever it goes on to do. `patch_accelerator` undoes that wherever DeepSpeed is imported from, the
-user's program and Lightning included. `set_variables` gives the bridge its two variables for as
-long as a strategy of ours trains with DeepSpeed.
+DeepSpeed's accelerator for HPUs makes all of torch deterministic, which costs speed and makes some
+operations raise, stops torch from filling new tensors, and sets variables of the vendor's bridge,
+all for the rest of the program. `patch_accelerator` undoes that, whoever imports DeepSpeed.
+`set_variables` sets the two variables for as long as a strategy of ours trains with DeepSpeed.
 
 Source: deepspeed 0.19.8, `accelerator/hpu_accelerator.py`.
 """
@@ -25,7 +24,7 @@ from .apply import require, wrap
 from .register import REGISTER
 
 _wanted: dict[str, str] = {}
-"""The variables that DeepSpeed set: what it needs of the vendor's bridge."""
+"""The variables of the vendor's bridge that DeepSpeed has set, and needs."""
 
 
 def patch_accelerator(module: ModuleType, family: Any) -> None:
@@ -46,7 +45,7 @@ def patch_accelerator(module: ModuleType, family: Any) -> None:
 
 @functools.cache
 def check_names() -> None:
-    """Makes sure that the installed DeepSpeed has all that our patches of it change.
+    """Raises unless the installed DeepSpeed has all names that our patches change.
 
     Raises:
         MissingNameError: It lacks something; the message names the versions that have it.
@@ -85,7 +84,7 @@ def unchanged() -> Iterator[dict[str, str]]:
 
 
 def set_variables() -> list[str]:
-    """Sets the variables of the vendor's bridge that DeepSpeed asks for, where the user has not.
+    """Sets the variables of the vendor's bridge that DeepSpeed needs, unless the user has.
 
     Returns:
         The names of those set, for `unset_variables`.

@@ -1,10 +1,10 @@
-"""Names that torch and the vendor's package have for an HPU, and that raise where they are called.
+"""Mends names that torch and the vendor's package have for an HPU but that raise when called.
 
-Libraries ask whether a name is there and take it for a feature: `torch.accelerator`'s functions of
-memory, and `wrap_in_hpu_graph`. And what libraries ask of other devices alone: whether a graph is
-being captured. Nothing may be read on the host then. The vendor's own question,
-`is_current_stream_capturing`, is about an object that `hpu.graph` marks: within a module of
-`wrap_in_hpu_graph` it says no (`hpu/graphs.py`, 1.24.0).
+Libraries take the presence of a name for a feature, such as `torch.accelerator`'s memory functions
+and `wrap_in_hpu_graph`. They also ask only other devices whether a graph is being captured, during
+which nothing may be read on the host. The vendor's own `is_current_stream_capturing` knows only
+captures by `hpu.graph`, and is False within a module of `wrap_in_hpu_graph` (`hpu/graphs.py`,
+1.24.0).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .apply import replace, wrap
 
 
 def patch_accelerator_memory(module: ModuleType, family: Any) -> None:
-    """Lets `torch.accelerator` tell an HPU's memory, by what the vendor's allocator counts.
+    """Makes `torch.accelerator` report an HPU's memory from the vendor's allocator.
 
     Args:
         module: The vendor's core, just imported.
@@ -40,7 +40,7 @@ def patch_accelerator_memory(module: ModuleType, family: Any) -> None:
 
 
 def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
-    """Makes `wrap_in_hpu_graph` leave a module as it is where there are no HPU graphs.
+    """Makes `wrap_in_hpu_graph` return a module unchanged if there are no HPU graphs.
 
     Args:
         hpu: The vendor's `habana_frameworks.torch.hpu`, just imported.
@@ -62,19 +62,19 @@ def patch_graph_wrapper(hpu: ModuleType, family: Any) -> None:
 
 
 def has_graphs() -> bool:
-    """Returns whether the vendor's bridge captures graphs, which it does in lazy mode."""
+    """Returns whether the vendor's bridge captures graphs, as in lazy mode."""
     return vendor.is_lazy()
 
 
 def _memory_functions() -> list[Callable[..., Any]]:
     def empty_cache() -> None:
-        """Does nothing: the vendor's allocator has no cache that it could give back."""
+        """Does nothing, since the vendor's allocator has no cache to give back."""
 
     def empty_host_cache() -> None:
         """Does nothing, as `empty_cache`."""
 
     def memory_stats(device_index: Any = None, /) -> OrderedDict[str, Any]:
-        """Returns bytes under torch's names; none of those that the vendor does not count."""
+        """Returns bytes under torch's names, as far as the vendor counts them."""
         found = vendor.memory_stats()
         values = {
             "active_bytes.all.current": found["InUse"],
@@ -92,11 +92,11 @@ def _memory_functions() -> list[Callable[..., Any]]:
         return found["Limit"] - found["InUse"], found["Limit"]
 
     def reset_peak_memory_stats(device_index: Any = None, /) -> None:
-        """Counts the peak anew."""
+        """Resets the peak."""
         vendor.reset_peak_memory_stats()
 
     def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
-        """Does nothing: of what the vendor counts, nothing above is accumulated."""
+        """Does nothing, since none of the figures above is accumulated."""
 
     return [
         empty_cache,
@@ -109,18 +109,19 @@ def _memory_functions() -> list[Callable[..., Any]]:
 
 
 _captured: weakref.ref[Any] | None = None
-"""The HPUGraph that is being captured; one whose capture failed is gone with it."""
+"""The HPUGraph that is being captured; weak, so that one whose capture failed does not count."""
 
 
 def patch_graphs(hpu: ModuleType, family: Any) -> None:
-    """Notes when a graph of the vendor's begins to be captured, and when that ends.
+    """Notes when the capture of an HPU graph begins and ends.
 
     Args:
         hpu: The vendor's `habana_frameworks.torch.hpu`, just imported.
         family: Not used.
     """
     graph = getattr(hpu, "HPUGraph", None)
-    if graph is None:  # up to release 1.20 it is there in lazy mode alone
+    # Up to release 1.20 the class exists in lazy mode only.
+    if graph is None:
         return
 
     @wrap("graph-captures", graph, "capture_begin")
@@ -142,7 +143,7 @@ def patch_graphs(hpu: ModuleType, family: Any) -> None:
 
 
 def patch_transformers(modeling: ModuleType, family: Any) -> None:
-    """Lets transformers take a capture on the HPU for what it takes one on a GPU for.
+    """Makes transformers treat a capture on the HPU like one on a GPU.
 
     Args:
         modeling: `transformers.modeling_utils`, just imported.
@@ -159,5 +160,5 @@ def patch_transformers(modeling: ModuleType, family: Any) -> None:
 
 
 def is_capturing() -> bool:
-    """Returns whether an HPU graph is being captured, by whatever of the vendor's captures it."""
+    """Returns whether an HPU graph is being captured, by any of the vendor's functions."""
     return _captured is not None and _captured() is not None

@@ -1,4 +1,4 @@
-"""`docs/reference/patches.md`, of the register: python -m lightning_gaudi._patches.document."""
+"""Writes docs/reference/patches.md: python -m lightning_gaudi._patches.document."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LIBRARIES = {
 
 
 def every_patch() -> tuple[Patch, ...]:
-    """Returns the register, and what tools add to it."""
+    """Returns all patches of the register and of the tools."""
     package = Path(__file__).parents[1]
     tools = sorted(path.parent.name for path in package.glob("tools/*/patches.py"))
     names = [f"{package.name}.tools.{tool}.patches" for tool in tools]

@@ -1,7 +1,6 @@
-"""`fabric run --accelerator=hpu script.py`: what is patched in Fabric's command line.
+"""Patches Fabric's command line for `fabric run --accelerator=hpu script.py`.
 
-Its choices are fixed when it is imported, and its launcher counts the processes for the devices
-that it knows.
+Its choices are fixed at import, and its launcher counts processes only for devices that it knows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""`torch.compile(model)` without a backend: on the HPU it is the vendor's, `"hpu_backend"`.
+"""Makes `torch.compile(model)` without a backend use the vendor's on the HPU.
 
-torch's default is inductor, which generates no code for an HPU and fails with `KeyError: 'hpu'`.
-The choice is made for each graph, where all of inductor's users meet (`compile_fx`), for there the
-devices are known: a graph with a tensor on the HPU goes to the vendor's backend, every other one
-to inductor as before. torch's own setting, `torch.compiler.set_default_backend`, holds for a whole
-process, and would take the graphs of other devices along.
+torch's default, inductor, generates no code for an HPU and fails with `KeyError: 'hpu'`. The
+backend is chosen for each graph in `compile_fx`, which all users of inductor call, and where the
+devices are known: a graph with a tensor on the HPU goes to `"hpu_backend"`, and every other one to
+inductor as before. `torch.compiler.set_default_backend` would hold for the whole process, and for
+the graphs of other devices, too.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _is_on_hpu(graph_module: Any, example_inputs: Iterable[Any]) -> bool:
 
 
 def _is_left_to_inductor() -> bool:
-    """Tells if inductor can generate code for the HPU, or is to write a package ahead of time."""
+    """Returns whether inductor can generate code for the HPU, or writes a package ahead of time."""
     from torch._inductor.codegen.common import device_codegens
     from torch._inductor.virtualized import V
 
@@ -71,7 +71,7 @@ def _is_left_to_inductor() -> bool:
 
 
 def _warn_of(settings: Mapping[str, Any]) -> None:
-    """Says once, on the first rank, that settings of inductor have no effect here."""
+    """Warns once, on the first rank, that settings of inductor have no effect here."""
     global _has_warned
     if not settings or _has_warned or os.environ.get("RANK", "0") != "0":
         return

@@ -1,9 +1,9 @@
-"""When a patch is applied: right after the module that it changes has been imported.
+"""Applies each patch right after the module that it changes was imported.
 
-`activate` puts a finder on `sys.meta_path` that knows those modules by name, and lets whoever
-imports them first run as always; then the fresh module is patched. The order of imports is thus
-free, Lightning is never imported on our account, and `import torch` stays fast. The patches find
-our classes by name, when somebody asks for an HPU: until then none of them is imported.
+`activate` puts a finder on `sys.meta_path` that knows those modules by name. Their import runs as
+usual, and then the fresh module is patched. So the order of imports does not matter, Lightning is
+never imported on our account, and `import torch` stays fast. The patches import our classes by name
+when somebody asks for an HPU, and not before.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .register import Patch
 
 _SIMULATE = "LIGHTNING_GAUDI_SIMULATE"
 TOOL = "_LIGHTNING_GAUDI_TOOL"
-"""Names the module of a tool that is to look on, whose `install()` is called."""
+"""The variable with the module of a tool that observes the program, whose `install()` is called."""
 _TOOLS = "lightning_gaudi.tools."
 _PARENT = "_LIGHTNING_GAUDI_PARENT"  # see `_core.processes`
 
 
 def activate() -> None:
-    """Patches Lightning now or when it is imported, and starts the simulator if it is asked for.
+    """Patches Lightning now or at its import, and starts the simulator if it is asked for.
 
     Doing it again is harmless.
 
     Raises:
-        Exception: What kept the simulator from starting, where the environment asks for it.
+        Exception: The simulator, which the environment asks for, cannot start.
     """
     mirror.install()
     if os.environ.get(_PARENT):
@@ -44,14 +44,15 @@ def activate() -> None:
         processes.watch_parent()
     if not any(isinstance(finder, _PostImportFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _PostImportFinder())
-    # Before torch is there, its entry point will call us; the finder serves the cases without one.
+    # If torch is not imported yet, its entry point (`torch.backends`) calls this function then. The
+    # finder serves programs in which that is switched off.
     for name in ("torch", *_TRIGGERS):
         if _is_imported(name):
             _after_import(sys.modules[name])
 
 
 def _triggers(patches: Iterable[Patch]) -> dict[str, list[tuple[Patch, mirror.Family]]]:
-    """Names of the modules to patch -> their patches, and the family that each belongs to."""
+    """Returns the patches of each module name, with the family that each belongs to."""
     found: dict[str, list[tuple[Patch, mirror.Family]]] = {}
     for patch in patches:
         if not patch.trigger:
@@ -83,9 +84,9 @@ def _install_tool_if_asked() -> None:
 
 
 def add(patches: Iterable[Patch]) -> None:
-    """Enters the patches of a tool in the register.
+    """Enters the patches of a tool in the register, and applies them.
 
-    Each is applied when its module is imported; now if it has been.
+    A patch is applied at once if its module has been imported, and otherwise at its import.
     """
     register.add(patches)
     for name, found in _triggers(patches).items():
@@ -99,7 +100,7 @@ def _is_imported(name: str) -> bool:
     module = sys.modules.get(name)
     if module is None:
         return False
-    # torch calls its entry points when it is complete, but still being imported.
+    # torch calls its entry points at the end of its own import, when it is complete.
     is_complete = name == "torch" and hasattr(module, "_import_device_backends")
     return is_complete or not getattr(module.__spec__, "_initializing", False)
 
@@ -115,7 +116,7 @@ def _after_import(module: ModuleType) -> None:
 
 
 class _PostImportFinder(MetaPathFinder):
-    """Finds what the other finders find, and has our modules call back after they have run."""
+    """Wraps the loaders of modules to patch, so that they call back after the module has run."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -134,7 +135,7 @@ class _PostImportFinder(MetaPathFinder):
 
 
 class _PostImportLoader(Loader):
-    """A module's own loader, and a call when the module has run; it leaves no trace of itself."""
+    """Runs a module's own loader and then a callback, and leaves the original loader behind."""
 
     def __init__(self, loader: Any, after: Callable[[ModuleType], None]) -> None:
         self._loader = loader

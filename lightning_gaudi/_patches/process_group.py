@@ -1,4 +1,4 @@
-"""How `torch.distributed` begins and ends beside the vendor's package."""
+"""Patches the start and the end of `torch.distributed` beside the vendor's package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .apply import replace
 
 
 def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
-    """Lets process groups begin with `device_id=None`, too, and lets the ranks end together.
+    """Makes process groups accept `device_id=None`, and lets the ranks end together.
 
     Args:
         module: The vendor's, which has replaced `init_process_group`.
@@ -32,17 +32,17 @@ def patch_process_group(module: ModuleType, family: mirror.Family) -> None:
 
 
 def watch_exits() -> None:
-    """Notes from now on with which status `sys.exit`, `exit` and `quit` end the program."""
+    """Notes the status with which `sys.exit`, `exit` and `quit` end the program."""
     quitter = _sitebuiltins.Quitter
     replace("process-group", sys, "exit", exit_status.noting(sys.exit))
     replace("process-group", quitter, "__call__", exit_status.noting(vars(quitter)["__call__"]))
 
 
 def _init(dist: ModuleType, destroy: Any) -> Any:
-    """Calls `init_process_group`, which takes `device_id=None`, and prepares for the end.
+    """Returns an `init_process_group` that accepts `device_id=None` and prepares the end.
 
-    The vendor's wrapper may lack that argument: saying nothing is allowed again, and a device is
-    refused as before.
+    The vendor's wrapper may lack that argument. None is accepted again, and a device is refused as
+    before.
 
     Source: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, which has no such
     argument, and of 2025 and 1.24.0, which have.
@@ -64,7 +64,7 @@ def _init(dist: ModuleType, destroy: Any) -> Any:
 
 
 def _destroy(dist: ModuleType, original: Any) -> Any:
-    """Calls `destroy_process_group`, after which the ranks still hear of one that fails."""
+    """Returns a `destroy_process_group` after which the ranks still hear of one that fails."""
 
     @functools.wraps(original)
     def destroy_process_group(group: Any = None) -> None:

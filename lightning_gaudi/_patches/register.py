@@ -1,8 +1,7 @@
-"""The register: what we change in Lightning, torch, transformers and DeepSpeed while they run.
+"""Lists all changes to Lightning, torch, transformers and DeepSpeed while they run.
 
-`docs/reference/patches.md` is made of it, and of the patches that tools add to it while they look
-on.
-Whatever has no entry cannot be patched: see `apply`.
+`docs/reference/patches.md` is generated from it and from the patches that tools add while they
+observe a program. Nothing without an entry can be patched; see `apply`.
 
 In targets and triggers, `{trainer}` and `{fabric}` stand for Lightning's packages of the Trainer
 and of Fabric, in each of the two namespaces that Lightning is published under.
@@ -20,18 +19,18 @@ _NEVER = "never"
 
 
 class Patch(NamedTuple):
-    """One thing that is changed, and why."""
+    """A change, and its reason."""
 
     name: str
     library: str
     """`"lightning"`, `"torch"`, `"transformers"` or `"deepspeed"`."""
     checked: str
-    """The versions of the library it was checked with."""
+    """The versions of the library that it was checked with."""
     targets: tuple[str, ...]
     """What is changed: `module:name`, or `a <class>:name` for one object."""
     why: str
     without: str
-    """What does not work where it is off."""
+    """What does not work without it."""
     undone: str = _NEVER
     """When it is undone."""
     trigger: str = ""
@@ -61,7 +60,7 @@ STUBS = {
     "HPUCheckpointIO": ("plugins", "plugins.io"),
     "HPUPrecisionPlugin": ("plugins", "plugins.precision"),
 }
-"""What Lightning had until 2.5.5 and has only stubs of since, and the packages they are in."""
+"""Classes that Lightning had until 2.5.5 and only has stubs of since, and their packages."""
 
 
 def _connector(module: str, connector: str) -> tuple[str, ...]:
@@ -128,9 +127,9 @@ REGISTER = (
             "{trainer}.trainer.connectors.checkpoint_connector:_CheckpointConnector.resume_start",
         ),
         why=(
-            "It takes for the last checkpoint what is called so and was written last, complete or "
-            "not, and has no hook to choose another. Both do what they did unless the accelerator "
-            "is an HPU."
+            "It takes the file of that name that was written last for the last checkpoint, whether "
+            "or not it is complete, and has no hook to choose another. Both do what they did unless "
+            "the accelerator is an HPU."
         ),
         without="ckpt_path='last' and damaged checkpoints are what Lightning makes of them",
         trigger="{trainer}.trainer.connectors.checkpoint_connector",
@@ -141,7 +140,7 @@ REGISTER = (
         library="lightning",
         checked=LIGHTNING,
         targets=("{trainer}.trainer.setup:_log_device_info",),
-        why="Of the devices in use it has no line for HPUs.",
+        why="It logs the devices in use, but has no line for HPUs.",
         without="the Trainer will not log which HPUs it uses",
         trigger="{trainer}.trainer.setup",
         apply="trainer_setup:patch_device_log",
@@ -151,7 +150,7 @@ REGISTER = (
         library="lightning",
         checked=LIGHTNING,
         targets=("{trainer}.trainer.setup:_init_profiler",),
-        why='The names of profilers are a list of its own: `Trainer(profiler="hpu")` joins it.',
+        why='It has a fixed list of names, to which `Trainer(profiler="hpu")` is added.',
         without="Trainer(profiler='hpu') will not work; pass profiler=HPUProfiler()",
         trigger="{trainer}.trainer.setup",
         apply="trainer_setup:patch_profiler_names",
@@ -180,7 +179,7 @@ REGISTER = (
             "{trainer}.callbacks.throughput_monitor:get_available_flops",
             "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
         ),
-        why="The Trainer's `ThroughputMonitor` has lists, or copies of them, of its own.",
+        why="The Trainer's `ThroughputMonitor` has its own lists, or copies of them.",
         without="Lightning's ThroughputMonitor will not work on HPUs",
         trigger="{trainer}.callbacks.throughput_monitor",
         apply="trainer_setup:patch_throughput",
@@ -190,7 +189,7 @@ REGISTER = (
         library="lightning",
         checked=LIGHTNING,
         targets=("{trainer}.utilities.memory:is_oom_error",),
-        why="It knows the words of CUDA and of the CPU for memory that is used up, and no HPU's.",
+        why="It recognizes the errors of CUDA and of the CPU for full memory, but not an HPU's.",
         without="BatchSizeFinder and scale_batch_size end with the error of the largest batch",
         trigger="{trainer}.utilities.memory",
         apply="trainer_setup:patch_out_of_memory",
@@ -201,7 +200,7 @@ REGISTER = (
             library="lightning",
             checked=LIGHTNING,
             targets=(f"{{trainer}}.tuner.{finder}:_try_loop_run",),
-            why="The Tuner goes on to losses that are infinite, and has no word for that it tries.",
+            why="The Tuner takes trial steps, up to infinite losses, and tells nobody that they are.",
             without="lr_find and BatchSizeFinder may end with LossNotFiniteError",
             trigger=f"{{trainer}}.tuner.{finder}",
             apply="trainer_setup:patch_trials",
@@ -283,8 +282,8 @@ REGISTER = (
             "{trainer}.cli:LightningArgumentParser.error",
         ),
         why=(
-            "Of a wrong setting LightningCLI names no file, line or nearest setting, of a syntax "
-            "error no file. Where there is an HPU, its message ends with them."
+            "LightningCLI names no file, line or nearest setting for a wrong setting, and no file "
+            "for a syntax error. If there is an HPU, its message ends with them."
         ),
         without="LightningCLI's errors name no file and line",
         trigger="{trainer}.cli",
@@ -434,8 +433,8 @@ REGISTER = (
         checked="2.6 to 2.13, with the vendor's bridge 1.19 to 1.24.0",
         targets=("torch:load",),
         why=(
-            "The vendor's of lazy mode trusts all files unless it is told weights_only=True. Who "
-            "says nothing gets what torch does by default."
+            "The vendor's function of lazy mode trusts all files unless it gets weights_only=True. "
+            "Without that argument torch's own default counts again."
         ),
         without="in lazy mode torch.load may run code that is in a file",
         trigger="habana_frameworks.torch.core",
@@ -471,8 +470,8 @@ REGISTER = (
             )
         ),
         why=(
-            "The vendor's allocator is none of those whose memory torch 2.9 and later can tell: "
-            'they raise "Allocator for hpu is not a DeviceAllocator". They tell what it counts.'
+            "torch 2.9 and later cannot report the memory of the vendor's allocator: the functions "
+            'raise "Allocator for hpu is not a DeviceAllocator". They report what it counts.'
         ),
         without="torch.accelerator's functions of memory raise",
         trigger="habana_frameworks.torch.core",
@@ -484,8 +483,8 @@ REGISTER = (
         checked="2.6 to 2.13, with the vendor's bridge 1.24.0",
         targets=("habana_frameworks.torch.hpu:wrap_in_hpu_graph",),
         why=(
-            "It is there in eager mode, too, and the first forward of what it gives raises: who "
-            "asks for the name, as sentence-transformers does, takes it for a feature."
+            "It exists in eager mode, too, where the first forward of the module that it returns "
+            "raises. Libraries that look for the name, such as sentence-transformers, use it."
         ),
         without="what libraries wrap in an HPU graph fails in eager mode",
         trigger="habana_frameworks.torch.hpu",
@@ -580,8 +579,8 @@ REGISTER = (
         checked=_DEEPSPEED,
         targets=("deepspeed.accelerator.hpu_accelerator:HPU_Accelerator.__init__",),
         why=(
-            "It makes all of torch deterministic, has new tensors filled no more, and sets "
-            "variables of the vendor's: for the whole program, whatever it goes on to do."
+            "It makes all of torch deterministic, stops torch from filling new tensors, and sets "
+            "variables of the vendor's, all for the rest of the program."
         ),
         without="importing DeepSpeed will make torch deterministic, and slower",
         trigger="deepspeed.accelerator.hpu_accelerator",
@@ -598,7 +597,7 @@ REGISTER = (
         ),
         why=(
             "In half precision and stage 0 it steps the optimizer once before there are gradients. "
-            "Adam counts that step and weights decay: all later losses would be others."
+            "Adam counts that step and decays the weights, so all later losses would differ."
         ),
         without="losses of stage 0 in half precision differ from those of other stages",
         undone="when the engine is made",
@@ -609,8 +608,8 @@ REGISTER = (
         checked=_DEEPSPEED,
         targets=("a DeepSpeedZeroOptimizer_Stage3:fp32_partitioned_groups_flat",),
         why=(
-            "In fp32 master weights and weights are to be one memory, but a device is compared "
-            "with its name, which never fits: each card would hold its share twice."
+            "In fp32 master weights and weights should share memory, but DeepSpeed compares a "
+            "device with its name, which are never equal: each card would hold its share twice."
         ),
         without="ZeRO-3 holds fp32 weights twice",
         undone="with the engine",
@@ -677,5 +676,5 @@ BY_NAME = {patch.name: patch for patch in REGISTER}
 
 
 def add(patches: Iterable[Patch]) -> None:
-    """Enters the patches of a tool that looks on; doing it again is harmless."""
+    """Adds the patches of a tool; adding them twice is harmless."""
     BY_NAME.update({patch.name: patch for patch in patches})

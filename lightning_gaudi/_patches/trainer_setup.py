@@ -1,7 +1,8 @@
-"""What the Trainer and its CLI know of an HPU beside the connector.
+"""Patches the Trainer and its CLI in places other than the connector.
 
-Its log, its profilers, how full memory is told, peaks for `ThroughputMonitor`, the names that
-Lightning had for HPU classes until 2.5.5, and the errors of a wrong configuration.
+They concern the log of devices, profilers by name, errors of full memory, peaks for
+`ThroughputMonitor`, the names of HPU classes that Lightning had until 2.5.5, and the errors of a
+wrong configuration.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def patch_device_log(setup: ModuleType, family: Family) -> None:
 
 
 def patch_profiler_names(setup: ModuleType, family: Family) -> None:
-    """Lets the name "hpu" mean `HPUProfiler()`."""
+    """Makes the name "hpu" mean `HPUProfiler()`."""
 
     @wrap("profiler-by-name", setup, "_init_profiler")
     def init_profiler(original: Callable[[Any, Any], None], trainer: Any, profiler: Any) -> None:
@@ -45,7 +46,7 @@ def patch_profiler_names(setup: ModuleType, family: Family) -> None:
 
 
 def patch_trials(module: ModuleType, family: Family) -> None:
-    """Lets no loss end the run while a finder of the Tuner takes steps, which it takes back.
+    """Keeps losses from ending the run while a finder of the Tuner takes trial steps.
 
     Args:
         module: `tuner.lr_finder` or `tuner.batch_size_scaling`.
@@ -64,7 +65,7 @@ def patch_trials(module: ModuleType, family: Family) -> None:
 
 
 def patch_out_of_memory(module: ModuleType, family: Family) -> None:
-    """Lets the finder of batch sizes recognize an HPU that is full: `utilities.memory`."""
+    """Lets the finder of batch sizes recognize a full HPU, in `utilities.memory`."""
 
     @wrap("trainer-out-of-memory", module, "is_oom_error")
     def is_oom_error(original: Callable[[BaseException], bool], exception: BaseException) -> bool:
@@ -74,9 +75,9 @@ def patch_out_of_memory(module: ModuleType, family: Family) -> None:
 
 
 def patch_throughput(module: ModuleType, family: Family) -> None:
-    """Adds ours to a module of Lightning's that asks for a dtype to compute in, or a peak.
+    """Adds HPUs to a module of Lightning's that looks up peaks and dtypes.
 
-    It looks both up by the kind of device and of plugin, and has no entry for ours.
+    It looks both up by the types of device and plugin, and has no entries for ours.
 
     Args:
         module: `fabric.utilities.throughput`, or the Trainer's `callbacks.throughput_monitor`.
@@ -118,11 +119,11 @@ _HOMES = {
     "HPUPrecisionPlugin": "precision",
     "SingleHPUStrategy": "strategies",
 }
-"""Each of them, and our room that has it."""
+"""The class names, and our packages with the classes."""
 
 
 def patch_stubs(graveyard: ModuleType, family: Family) -> None:
-    """Lets our classes be found where Lightning left stubs for them, when somebody asks.
+    """Replaces Lightning's stubs by our classes, which are imported when somebody asks.
 
     Args:
         graveyard: The module with the stubs, the last one that Lightning imports.
@@ -148,7 +149,7 @@ _MAX_CHARS = 100_000
 
 
 def patch_parser(module: ModuleType, family: Any) -> None:
-    """Adds them to the errors of LightningCLI's parser, where there is an HPU.
+    """Adds file, line and nearest setting to the errors of LightningCLI if there is an HPU.
 
     Args:
         module: Lightning's, with the parser.

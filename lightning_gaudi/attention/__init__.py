@@ -1,4 +1,4 @@
-"""Attention by the vendor's fused kernel, where torch composes it of operators.
+"""Computes attention by the vendor's fused kernel where torch would compose it of operators.
 
 In reading order:
 

@@ -1,6 +1,6 @@
-"""Fused attention for Bloom, which computes its own and looks nothing up.
+"""Fused attention for Bloom, which does not look its attention up in transformers' registry.
 
-Its ALiBi is not learnt: the kernel takes it as numbers of the mask.
+Its ALiBi bias is not learnt, so the kernel takes it as numbers in the mask.
 
 B batch, H heads, T query tokens, S key tokens, D head dim.
 """
@@ -17,11 +17,11 @@ from .models import refuse, with_bias
 from .switch import fused_or_torchs, torchs
 
 _MEMO = "_gaudi_mask"
-"""The attribute of a forward pass's ALiBi for the mask that it is part of."""
+"""The attribute of a forward pass's ALiBi tensor that holds the mask made from it."""
 
 
 def is_asked_for(attention: nn.Module) -> bool:
-    """Returns whether a `BloomAttention` of a model whose configuration names the kernel."""
+    """Returns whether the configuration of a `BloomAttention`'s model names the kernel."""
     config = getattr(attention, "config", None)
     return getattr(config, "_attn_implementation", None) == NAME
 
@@ -54,8 +54,7 @@ def forward(
         kwargs: What else the block passes.
 
     Returns:
-        (B, T, H * D), and the cache: transformers 4.49 wants it there, and later ones the weights,
-        which they look at only where somebody asked for them.
+        (B, T, H * D), and the cache.
 
     Raises:
         ValueError: The layer wants what the kernel does not do.
@@ -66,7 +65,7 @@ def forward(
         place = [] if cache_position is None else [{"cache_position": cache_position}]
         key, value = layer_past.update(key, value, self.layer_idx, *place)
     if attention_mask is None and query.shape[2] > 1:
-        # Behind the text a static cache is empty yet.
+        # In the first pass a static cache is empty behind the text.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     mask = _mask(alibi, attention_mask, query, key.shape[2])
     dropout = self.attention_dropout.p if self.attention_dropout.training else 0.0
@@ -76,14 +75,16 @@ def forward(
     else:
         context = torchs(query, key, value, *settings)
     out = self.dense(context.transpose(1, 2).flatten(2))
+    # transformers 4.49 expects the cache as the second value. Later releases expect the weights
+    # there, which they read only if somebody has asked for them.
     return residual + F.dropout(out, self.hidden_dropout, self.training), layer_past
 
 
 def _mask(alibi: Tensor, attention_mask: Tensor | None, query: Tensor, num_keys: int) -> Tensor:
-    """Gives what is added to the scores, (B, H, T, S), made once for all layers of a forward pass.
+    """Returns the mask that is added to the scores, (B, H, T, S), made once for all layers.
 
-    They pass the same two tensors, and the backward pass is to keep one mask, and not one for each
-    layer. It stays with the ALiBi, and goes with it.
+    All layers of a forward pass get the same two tensors, and the backward pass should keep one
+    mask instead of one for each layer. The mask lives as long as the ALiBi tensor.
     """
     made_for = (query.shape, num_keys, dtype_for(query))
     memo = getattr(alibi, _MEMO, None)

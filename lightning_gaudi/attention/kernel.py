@@ -1,8 +1,8 @@
-"""The vendor's fused kernel, by the arguments of `F.scaled_dot_product_attention`; its limits.
+"""Calls the vendor's fused kernel with the arguments of `F.scaled_dot_product_attention`.
 
-The kernel gets masks as numbers alone, finite ones, of the queries' dtype, as in the vendor's tests
-of training: it works on slices of a row, of which one may be hidden entirely, and there, they say,
--inf can go wrong.
+The kernel gets masks only as finite numbers of the queries' dtype, as in the vendor's tests of
+training. It works on slices of a row, one of which may be hidden entirely, and there -inf can go
+wrong, as these tests say.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 
@@ -22,10 +22,10 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi._core.precision import autocast_ops
 
 NAME = "gaudi_fused_sdpa"
-"""What models of transformers call it (`attn_implementation`)."""
+"""Its name for models of transformers (`attn_implementation`)."""
 
 _IS_AUTOCAST = autocast_ops.lowers("scaled_dot_product_attention")
-"""Autocast of the card reads its lists once, too."""
+"""Whether autocast lowers attention; read once, as the vendor's package reads its lists once."""
 
 _differentiable_once: dict[type, type] = {}
 
@@ -40,7 +40,7 @@ def fused_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attends by the fused kernel, whatever the switch says; `F.scaled_dot_product_attention`'s.
+    """Computes `F.scaled_dot_product_attention` by the fused kernel, whatever the switch says.
 
     Args:
         query: (B, H, T, D) or (B, T, D), on the HPU, which is no first Gaudi; float32 or bfloat16.
@@ -95,36 +95,37 @@ def attend(
     num_queries, num_keys = query.shape[-2], key.shape[-2]
     hidden = None
     if is_causal and num_queries != num_keys:
-        # Nobody documents where the kernel's triangle begins then; torch's begins top left.
+        # It is not documented where the kernel's triangle begins then; torch's begins top left.
         attn_mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril()
         is_causal = zeros_if_hidden = False
     if attn_mask is not None:
         attn_mask, hidden = _additive(attn_mask, query, zeros_if_hidden)
-    # softmax_mode stays "None", the precise one, and torch.hpu.sdp_kernel says what is recomputed.
+    # The argument softmax_mode keeps its default "None", the precise one. What is recomputed in
+    # backward is the user's choice, by torch.hpu.sdp_kernel.
     out: Tensor = _kernel().apply(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return out if hidden is None else out.masked_fill(hidden, 0.0)
 
 
 def dtype_for(query: Tensor) -> torch.dtype:
-    """Returns what the kernel computes in: autocast's dtype, or the queries'."""
+    """Returns the dtype that the kernel computes in: autocast's, or that of the queries."""
     if query.device.type == "hpu" and torch.is_autocast_enabled("hpu") and _IS_AUTOCAST:
         return torch.get_autocast_dtype("hpu")
     return query.dtype
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """Returns what hides a key: finite, also when a score is added to it."""
+    """Returns a number that hides a key, and stays finite when a score is added to it."""
     return torch.finfo(dtype).min / 2
 
 
 def finite(mask: Tensor, query: Tensor) -> Tensor:
-    """Returns numbers that are added to the scores, as finite ones of the kernel's dtype."""
+    """Returns an additive mask as finite numbers of the kernel's dtype."""
     dtype = dtype_for(query)
     return mask.to(dtype).clamp(min=lowest(dtype))
 
 
 def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, Tensor | None]:
-    """Returns the mask for the kernel, of the queries' rank and dtype, and whom it hides."""
+    """Returns the mask for the kernel, and which queries it hides from all keys."""
     mask = mask[(None,) * (query.dim() - mask.dim())]
     least = lowest(query.dtype)
     hides = None
@@ -134,21 +135,21 @@ def _additive(mask: Tensor, query: Tensor, find_hidden: bool) -> tuple[Tensor, T
     else:
         added = finite(mask, query) if find_hidden else mask.to(query.dtype)
         hides = mask == -torch.inf if find_hidden else None
-    # The vendor gives a mask without a batch the queries', too.
+    # The vendor's own code expands a mask without a batch, too.
     added = added.expand(query.shape[0], *added.shape[1:])
     return added, hides.all(-1, keepdim=True) if find_hidden and hides is not None else None
 
 
 def _kernel() -> Any:
     kernel = vendor.fused_sdpa()
-    # torch refuses a second derivative of what it has compiled itself.
+    # In compiled code torch itself refuses a second derivative.
     return kernel if torch.compiler.is_compiling() else _once(kernel)
 
 
 def _once(kernel: type) -> type:
-    """Returns the kernel, with a backward pass that refuses to be differentiated.
+    """Returns the kernel with a backward pass that refuses to be differentiated.
 
-    The vendor's would be taken for a constant, and a gradient penalty be wrong without a word.
+    Autograd would take the vendor's for a constant, and a gradient penalty would be silently wrong.
     """
     if kernel not in _differentiable_once:
 
@@ -178,7 +179,7 @@ def is_torchs_to_answer(
     dropout_p: float,
     is_causal: bool,
 ) -> bool:
-    """Returns whether the arguments are torch's to refuse, or leave nothing to compute."""
+    """Returns whether torch should handle the arguments, to refuse them or since they are empty."""
     query = tensors[0]
     if any(t.is_nested for t in tensors):
         return True
@@ -195,14 +196,14 @@ def why_not_fused(
     enable_gqa: bool,
     dtype: torch.dtype,
 ) -> str | None:
-    """Returns what keeps the kernel from computing this, or None.
+    """Returns the reason why the kernel cannot compute this, or None.
 
     Args:
         tensors: Queries (B, H, T, D), keys (B, G, S, D) and values (B, G, S, D), or all without
             heads: (B, T, D).
         attn_mask: Booleans, True where to attend, or numbers that are added to the scores.
         enable_gqa: Whether G may be less than H.
-        dtype: What it would be computed in: autocast's dtype, or that of the queries.
+        dtype: The dtype to compute in: autocast's, or that of the queries.
 
     Source: Gaudi PyTorch bridge 1.24.0, hpex/kernels/FusedSDPA.py, whose backward pass has no
     gradient for the mask; habana_eager/ops/fused_sdpa.cpp, which says that none is computed;
@@ -232,9 +233,9 @@ def _card_without_kernel() -> str | None:
     return None if card is None or card.has_fused_attention else card.title
 
 
-# The driver cannot be asked inside a compiled graph, and its answer never changes: it is asked as
-# the graph is traced. This is what torch.compiler's assume_constant_result does (torch 2.6 to
-# 2.13), which imports the compiler for it.
+# The driver cannot be asked inside of a compiled graph, and its answer never changes, so it is
+# asked when the graph is traced. torch.compiler.assume_constant_result sets the same attribute (2.6
+# to 2.13), but imports the compiler to do so.
 _card_without_kernel._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -1,10 +1,10 @@
 """Fused attention for models of transformers: `attn_implementation="gaudi_fused_sdpa"`.
 
-The name is optimum-habana's. A model gets it where it looks its attention up in transformers'
-registry, which most do since 4.48 and BERT and T5 later, and Bloom by `bloom`; others refuse the
-name. Whatever a model asks for that the kernel does not give raises. A position bias that is learnt
-is no such thing: the layers that have one, T5's first in training, stay with torch's operators and
-say so.
+The name is optimum-habana's. It works for models that look their attention up in transformers'
+registry, which most do since 4.48, and BERT and T5 in later releases, and for Bloom by `bloom`.
+Other models refuse the name. If a model asks for something that the kernel does not do, it raises.
+The exception is a learnt position bias: layers with one, such as T5's first in training, use
+torch's operators and warn.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 """
@@ -41,7 +41,7 @@ def attend(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Returns the attention of a layer of transformers; on other devices than the HPU, its "sdpa".
+    """Computes the attention of a layer of transformers; on other devices by its "sdpa".
 
     Args:
         module: The layer.
@@ -79,7 +79,7 @@ def attend(
         is_causal = getattr(module, "is_causal", True)
     is_causal = attention_mask is None and query.shape[2] > 1 and is_causal
     if is_causal and key.shape[2] > query.shape[2]:
-        # A static cache's first pass: no query may see what lies behind.
+        # In the first pass with a static cache no query may see the empty keys behind the text.
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     if position_bias is not None:
         position_bias = position_bias[..., : key.shape[-2]]
@@ -101,10 +101,10 @@ def make_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Returns the mask of a model, made once for all its layers, as the kernel takes it.
+    """Returns a model's mask in the kernel's form, made once for all layers.
 
-    transformers looks at the values of a mask of padding to see whether it hides anything, for
-    which the host would wait for the device. Not so here: padding that may be there is masked.
+    transformers reads the values of a padding mask to see whether it hides anything, for which the
+    host would wait for the device. Here a padding mask is always applied.
 
     Args:
         attention_mask: (B, S), True for text and False for padding, or None for no padding.
@@ -133,10 +133,10 @@ def make_mask(
 
 
 def check(model: type) -> None:
-    """Makes sure that a model looks up its attention by name.
+    """Raises unless a model looks up its attention by name.
 
     Raises:
-        ValueError: It does not, and would compute it in its own way.
+        ValueError: It does not, and would ignore the name.
     """
     modules = [sys.modules.get(each.__module__) for each in model.__mro__]
     ours = [m for m in modules if m and m.__name__ != "transformers.modeling_utils"]
@@ -166,7 +166,7 @@ def _has_attention(module: Any) -> bool:
 
 
 def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Makes sure that a layer wants nothing that the kernel does not do.
+    """Raises if a layer asks for something that the kernel does not do.
 
     Raises:
         ValueError: It does.
@@ -180,7 +180,7 @@ def refuse(module: nn.Module, kwargs: dict[str, Any]) -> None:
 
 
 def with_bias(bias: Tensor, mask: Tensor | None, query: Tensor, is_causal: bool) -> Tensor:
-    """Returns what is added to the scores: a bias, and what the mask or causality hides.
+    """Returns an additive mask of a bias and of what a mask or causality hides.
 
     Args:
         bias: (1 or B, H, 1 or T, S).

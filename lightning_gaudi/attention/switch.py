@@ -1,14 +1,14 @@
-"""Whether `F.scaled_dot_product_attention` is the fused kernel for tensors on the HPU.
+"""Decides whether `F.scaled_dot_product_attention` is the fused kernel on the HPU.
 
-`LIGHTNING_GAUDI_FUSED_ATTENTION=1` says yes, `=0` no; without it, yes from the moment that an
-HPUAccelerator takes its card. `fused_attention` says otherwise for a block of code.
+`LIGHTNING_GAUDI_FUSED_ATTENTION=1` switches it on, and `=0` off. Without the variable it is on as
+soon as an HPUAccelerator takes its card. `fused_attention` overrides that for a block of code.
 
-On by default, though the vendor's dispatch takes operators unless asked: its Megatron-LM, vLLM
-and optimum-habana call the kernel themselves, and nothing tells a user that they have to. A first
-Gaudi does not have the kernel, nor is it known to work in float16: operators compute it there.
-Numbers differ by rounding: the softmax is the precise one. The kernel is called from here, not by
-`torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`: in 1.24.0 its backward pass forgets a
-mask that wants no gradient.
+It is on by default, although the vendor's dispatch uses operators unless asked: the vendor's
+Megatron-LM, vLLM and optimum-habana call the kernel themselves, and nothing tells a user to do so.
+A first Gaudi does not have the kernel, and it is not known to work in float16, so operators are
+used there. Results differ by rounding, since the softmax is the precise one. The kernel is called
+from here and not by `torch.nn.attention.sdpa_kernel(SDPBackend.OVERRIDEABLE)`, whose backward pass
+ignores a mask that needs no gradient in 1.24.0.
 
 Source: Gaudi PyTorch bridge 1.24.0, habana_eager/ops/fused_sdpa.cpp.
 """
@@ -45,9 +45,10 @@ SETTING = Setting(
     ),
     _read,
 )
-"""What the environment says; without it, `switch_on_by_default` does."""
+"""The environment's switch, which overrides `switch_on_by_default`."""
 
-# For the whole process, and not for a thread: autograd recomputes checkpointed layers in its own.
+# State of the process and not of a thread, since autograd recomputes checkpointed layers in threads
+# of its own.
 _given = os.environ.get(VARIABLE) or None
 _asked = None if _given is None else _read(_given)
 _default = False
@@ -58,7 +59,7 @@ _torchs = torch._C._nn.scaled_dot_product_attention
 
 
 def is_fused() -> bool:
-    """Returns whether attention on the HPU is to be fused, here and now.
+    """Returns whether attention on the HPU is to be fused at this point.
 
     Raises:
         ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
@@ -67,27 +68,28 @@ def is_fused() -> bool:
         return _chosen
     if _given is None:
         return _default
-    # What is read is known before a graph is traced through here.
+    # The variable was read at import, since a graph that is traced through here cannot read it.
     return bool(SETTING.parse(_given, VARIABLE) if _asked is None else _asked)
 
 
 def switch_on_by_default() -> None:
-    """Fuses attention in this process from now on, unless the user says otherwise.
+    """Fuses attention in this process from now on, unless the user has switched it off.
 
     Raises:
         ValueError: LIGHTNING_GAUDI_FUSED_ATTENTION is neither 1 nor 0.
     """
     global _default
     _default = True
+    # Raises here, where the card is taken, if the variable has a wrong value.
     is_fused()
 
 
 @contextmanager
 def fused_attention(enabled: bool = True) -> Iterator[None]:
-    """Fuses `F.scaled_dot_product_attention` on the HPU within this block, or does not.
+    """Switches fused attention on or off for this block.
 
-    Put it around the backward pass as well where activations are checkpointed: they are computed
-    again there. It holds for all threads of the process.
+    If activations are checkpointed, put it around the backward pass, too, which computes them
+    again. It holds for all threads of the process.
 
     Args:
         enabled: Whether to fuse.
@@ -110,7 +112,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Takes the place of torch's function: on the HPU fused, where the switch says so."""
+    """Replaces torch's function; it is fused on the HPU if the switch is on."""
     if query.device.type == "hpu" and is_fused():
         return fused_or_torchs(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
@@ -129,13 +131,13 @@ def fused_or_torchs(
     enable_gqa: bool,
     zeros_if_hidden: bool = True,
 ) -> Tensor:
-    """Returns the fused kernel; torch's operators, and a warning, for what the kernel cannot do."""
+    """Computes attention by the fused kernel, or with a warning by torch if that is impossible."""
     tensors = (query, key, value)
     if is_torchs_to_answer(tensors, attn_mask, dropout_p, is_causal):
         return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if reason := why_not_fused(tensors, attn_mask, enable_gqa, dtype_for(query)):
         _warn_once(reason)
-        # DTensor has rules for operators, and not for the kernels of all devices.
+        # DTensor has sharding rules for operators, but not for the kernels of all devices.
         is_math = any(map(is_traceable_wrapper_subclass, tensors))
         with sdpa_kernel(SDPBackend.MATH) if is_math else nullcontext():
             return torchs(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
@@ -152,7 +154,7 @@ def torchs(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """Returns what torch has had there itself."""
+    """Calls torch's own function, which this module's has replaced."""
     result: Tensor = _torchs(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -160,7 +162,7 @@ def torchs(
 
 
 def _warn_once(reason: str) -> None:
-    # The shapes differ from call to call, the reason does not.
+    # Reasons may end with shapes in parentheses, which differ from call to call.
     kind = reason.partition("(")[0]
     if kind in _warned or os.environ.get("RANK", "0") != "0":
         return
@@ -174,6 +176,6 @@ def _warn_once(reason: str) -> None:
     )
 
 
-# A graph cannot warn: it happens as the graph is traced. This is what torch.compiler's
-# assume_constant_result does (torch 2.6 to 2.13), which imports the compiler for it.
+# A graph cannot warn, so the warning is given when the graph is traced; see
+# `_card_without_kernel` in `kernel`.
 _warn_once._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""What of a model is compiled, for the Trainer and for Fabric: knows torch, and neither of them.
+"""Compiles models or parts of them, for the Trainer and for Fabric, without knowing either.
 
-`settings` is the switch and who may set it, `regions` finds what repeats in a model and what stands
-beside it, `method` compiles one module in place, `graph_breaks` says what fell out of a graph,
-`model` compiles all of one or its regions, and `compiler` does it for a strategy, steps optimizers
-at once, and tells those who train without.
+`settings` holds the switch. `regions` finds a model's repeated blocks and the parts beside them.
+`method` compiles one module in place, and `graph_breaks` reports what could not be compiled.
+`model` compiles a whole model or its regions. `compiler` does so for a strategy, lets optimizers
+step all weights at once, and gives advice to those who train uncompiled.
 """
 
 from .settings import Compilation

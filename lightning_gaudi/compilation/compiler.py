@@ -1,4 +1,4 @@
-"""`Compiler`: what a strategy compiles of its models, and how its optimizers step."""
+"""`Compiler`, which compiles a strategy's models and speeds up its optimizers' steps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .settings import Choice, Compilation
 
 
 class Compiling(Protocol):
-    """What a strategy says of how its models may be compiled."""
+    """The part of a strategy that tells how its models may be compiled."""
 
     takes_declared_regions: bool
     why_not_compiled: str | None
 
     def compile_choice(self) -> Choice:
-        """Returns what is to be compiled, and who says so."""
+        """Returns what is to be compiled, and the origin of that choice."""
 
     def compile_whole(self, module: Module, compilation: Compilation) -> Any:
-        """Compiles a model whole, for `compile="model"`, until its `remove` is called."""
+        """Compiles a whole model for `compile="model"`; the result has a `remove`."""
 
 
 class Compiler:
-    """What is compiled of a strategy's models, until `remove`.
+    """Compiles a strategy's models until `remove`.
 
     Args:
         strategy: Whose models they are.
@@ -44,21 +44,21 @@ class Compiler:
         self._compiled: tuple[Any, ...] = ()
         self._steps_at_once: bool | None = None
         self.advice: LaunchAdvice | None = None
-        """Tells after some steps that nothing is compiled; None where there is nothing to tell."""
+        """Advice that is given after some steps if nothing is compiled, or None."""
 
     def compile(self, module: Module, *, with_root: bool) -> None:
-        """Compiles what the user, or nobody, has asked to be compiled of a module.
+        """Compiles a module as the user has chosen, or by default.
 
         Args:
             module: The model, before or after it has been wrapped.
-            with_root: Whether its user calls it, and not other methods.
+            with_root: Whether the user calls the module itself, and not other methods of it.
         """
         choice, self._steps_at_once = self._strategy.compile_choice(), None
         try:
             self._compile_as_chosen(choice, module, with_root=with_root)
         except Exception as error:
-            # By default it is a convenience, which must not end a fit; a user's own error, in what
-            # the module names or somebody has asked for, does.
+            # The default is a convenience and must not end a fit. An error in what the user has
+            # asked for, or in what the module declares, does end it.
             if choice.origin is not None or isinstance(error, ValueError):
                 raise
             rank_zero_warn(
@@ -80,8 +80,9 @@ class Compiler:
             self.advice.note_step()
 
     def stepping(self, optimizer: Any) -> AbstractContextManager[None]:
-        """Lets an optimizer step all weights of a group at once in a block, if that is chosen."""
-        if self._steps_at_once is None:  # asked once a setup, not in each step
+        """Returns a block in which an optimizer steps all weights of a group at once, if chosen."""
+        # Decided once for each setup, since this runs in every step.
+        if self._steps_at_once is None:
             compilation = self._strategy.compile_choice().compilation
             self._steps_at_once = (
                 compilation.mode != "none" and compilation.foreach and not vendor.is_lazy()
@@ -104,7 +105,7 @@ class Compiler:
                 self.advice = LaunchAdvice(rank_zero_warn, _why_no_region(module))
 
     def _advise(self, choice: Choice, module: Module) -> None:
-        # Who has asked for it knows; a line is enough.
+        # A user who has switched compiling off does not need the advice as a warning.
         is_compiled = vendor.is_lazy() or has_compiled_parts(module)
         is_off = choice.compilation.mode == "none" and self._strategy.why_not_compiled is None
         if is_off and not is_compiled:
@@ -118,7 +119,7 @@ _HOW_TO_COMPILE = (
 
 
 def _why_no_region(root: Module) -> str:
-    """Tells why compile='regions' finds nothing in a model, and what its user can do."""
+    """Returns why compile='regions' finds nothing in a model, and what to do."""
     recurrent = {type(each).__name__ for each in root.modules() if isinstance(each, RNNBase)}
     left = f" (it leaves {' and '.join(sorted(recurrent))} alone)" if recurrent else ""
     return (
@@ -129,11 +130,11 @@ def _why_no_region(root: Module) -> str:
 
 
 _FIRST, _LAST = 2, 3
-"""Between which steps launches are counted: the first ones set up the optimizer's states."""
+"""The steps between which launches are counted; the first one sets up the optimizer's states."""
 
 
 class LaunchAdvice:
-    """Counts steps of the optimizer, and tells after a few.
+    """Counts steps of the optimizer, and gives advice after a few of them.
 
     Args:
         tell: Is given the text.
@@ -154,7 +155,8 @@ class LaunchAdvice:
         elif self._num_steps == _LAST:
             now = _num_launches()
             before, count = self._before, ""
-            if before is not None and now is not None and now >= before:  # else it was set to 0
+            # A program may have reset the vendor's counter meanwhile.
+            if before is not None and now is not None and now >= before:
                 count = f": {now - before} a step"
             self._tell(
                 f"This model trains in eager mode and nothing of it is compiled, so each operator "
@@ -169,15 +171,15 @@ def _num_launches() -> int | None:
 
 @contextmanager
 def stepping_at_once(optimizer: Any) -> Iterator[None]:
-    """Lets an optimizer's groups step at once in this block, where their user has not said how.
+    """Lets an optimizer step whole groups at once in this block, unless the user chose otherwise.
 
-    Left to themselves torch's own do so on CUDA and a few other devices that have kernels for
-    lists. An HPU has them too, but is not in torch's list (2.13, `utils/_foreach_utils.py`): each
-    weight would cost about a dozen launches.
+    By default torch's optimizers do so on CUDA and a few other devices that have kernels for lists
+    of tensors. An HPU has them, too, but is not in torch's list (2.13, `utils/_foreach_utils.py`),
+    so each weight would cost about a dozen launches.
 
     Args:
-        optimizer: Any; only torch's own have the choice. Its groups, and so its checkpoints, are as
-            they were afterwards.
+        optimizer: Any optimizer; only torch's own have the choice. Its groups are restored, since
+            they are part of checkpoints.
     """
     groups = [group for group in _groups(optimizer) if _may(group)]
     for group in groups:
@@ -201,8 +203,8 @@ def _may(group: dict[str, Any]) -> bool:
         return False
     if any(isinstance(value, Tensor) for name, value in group.items() if name != "params"):
         return False
-    # Of each weight in each step: what a Parameter proper holds is a Tensor, and asking for it as
-    # `data` would make a tensor.
+    # This runs for each weight in each step. A plain Parameter is judged as a Tensor by its type,
+    # since its `data` would make a new tensor object each time.
     weights = group["params"]
     kinds = {Tensor if kind is Parameter else kind for kind in map(type, weights)}
     return len(kinds) == 1 and all(

@@ -1,4 +1,4 @@
-"""What torch's compiler could not trace, said once for each cause, with the user's line."""
+"""Reports what torch's compiler could not trace, once for each cause, with the user's line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 from torch.nn import Module
 
 _OF_LIGHTNING = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/")
-"""Folders with lines that no user can change: `self.log` breaks a graph, and has to."""
+"""Folders whose lines no user can change, such as `self.log`, which has to break a graph."""
 _NOISE = ("Attempt to trace generator",)
-"""What the compiler tries beside the user's code."""
+"""Reasons that are not about the user's code."""
 _INSTEAD = (
     "Change that line, or leave modules as they are with compile='none' in the strategy or "
     "LIGHTNING_GAUDI_COMPILE=none."
@@ -26,11 +26,11 @@ _FEWER = (
 
 
 class GraphBreakReporter:
-    """Asks the compiler after each call whether it gave anything up.
+    """Checks after each call whether the compiler has given anything up.
 
     Args:
-        raises: Whether what cannot be compiled is an error: `torch.compile(fullgraph=True)` raises
-            where it would else go on without a graph.
+        raises: Whether it is an error if something cannot be compiled. `torch.compile` is called
+            with fullgraph=True then, and raises itself.
     """
 
     def __init__(self, *, raises: bool) -> None:
@@ -41,6 +41,7 @@ class GraphBreakReporter:
         self._told: set[object] = set()
         self._left: set[type] = set()
         self._limits: list[tuple[Any, ...]] = []
+        # The compiler tells of a reached limit only in its log (2.6 to 2.13).
         logging.getLogger("torch._dynamo.convert_frame").addFilter(self._note_limit)
 
     def close(self) -> None:
@@ -48,22 +49,22 @@ class GraphBreakReporter:
         logging.getLogger("torch._dynamo.convert_frame").removeFilter(self._note_limit)
 
     def count(self) -> tuple[int, int, int]:
-        """Returns what the compiler has given up and made so far, for `tell_since`."""
+        """Returns the numbers of breaks, losses and graphs so far, for `tell_since`."""
         counters = self._utils.counters
         num_graphs = counters["stats"]["unique_graphs"]
         return len(self._utils.graph_break_reasons), len(counters["unimplemented"]), num_graphs
 
     def tell_since(self, before: tuple[int, int, int], module: Module) -> bool:
-        """Tells what was given up in a call of `module`.
+        """Reports what was given up in a call of `module`.
 
         Args:
-            before: What `count` was before it.
+            before: The result of `count` before the call.
             module: For messages.
 
         Returns:
             Whether it has compiled a graph.
         """
-        # Two calls and no context manager: this is done in each step, and seldom has to tell.
+        # Two plain calls instead of a context manager, since this runs in each step.
         now = self.count()
         if now == before and not self._limits:
             return False
@@ -79,11 +80,11 @@ class GraphBreakReporter:
         return now[2] > num_graphs
 
     def is_left(self, kind: type) -> bool:
-        """Tells if modules of this class compute as written where gradients are not computed."""
+        """Returns whether modules of a class run uncompiled when gradients are off."""
         return kind in self._left
 
     def leave(self, module: Module) -> None:
-        """Lets modules of this class compute as written, without gradients, from now on; warns.
+        """Lets modules of a class run uncompiled when gradients are off, with a warning.
 
         Raises:
             RuntimeError: What is not compiled is an error.
@@ -101,7 +102,7 @@ class GraphBreakReporter:
         )
 
     def refuse(self, module: Module, error: Exception) -> None:
-        """Raises for what cannot be compiled.
+        """Raises an error for a module that cannot be compiled.
 
         Raises:
             RuntimeError: Always.
@@ -112,7 +113,7 @@ class GraphBreakReporter:
         ) from error
 
     def tell_failure(self, module: Module, error: Exception) -> None:
-        """Warns of a module that goes on without being compiled."""
+        """Warns of a module that runs uncompiled from now on."""
         self._tell(
             (type(module), type(error)),
             f"torch.compile fails at {_name(module)}, which goes on operator by operator. "
@@ -120,7 +121,7 @@ class GraphBreakReporter:
         )
 
     def tell_changed(self, module: Module) -> None:
-        """Warns of a module that goes on as written since its class, or one in it, is another."""
+        """Warns of a module that runs uncompiled since a class of it has changed."""
         self._tell(
             (type(module), "class"),
             f"{_name(module)} was compiled, and its class, or a method of a class of modules in "
@@ -129,7 +130,7 @@ class GraphBreakReporter:
         )
 
     def tell_global_hook(self, module: Module) -> None:
-        """Warns of hooks on all modules, with which modules compute as written."""
+        """Warns of hooks on all modules, with which modules run uncompiled."""
         self._tell(
             "hook",
             f"A hook is on all modules (register_module_forward_hook or the like): {_name(module)} "
@@ -142,12 +143,13 @@ class GraphBreakReporter:
         return True
 
     def _tell_break(self, module: Module, reason: str, stack: Sequence[FrameSummary]) -> None:
-        # For a branch the compiler has the name of an instruction.
+        # The compiler names a branch after an instruction of the bytecode.
         if reason.startswith("generic_jump"):
             reason = "a branch that depends on a tensor's values"
         if any(folder in frame.filename for frame in stack for folder in _OF_LIGHTNING):
             return
-        if "disable()" in reason:  # somebody's choice
+        # `torch.compiler.disable` was somebody's choice.
+        if "disable()" in reason:
             return
         where = f" at {stack[-1].filename}:{stack[-1].lineno} ({stack[-1].line})" if stack else ""
         self._tell(
@@ -186,7 +188,7 @@ def _name(module: Module) -> str:
 
 
 def _first(reason: str) -> str:
-    """Returns the reason and its explanation, without the compiler's hints for itself."""
+    """Returns a reason and its explanation, without the compiler's hints."""
     lines = [line.strip() for line in reason.strip().splitlines()]
     kept = [line.removeprefix("Explanation: ") for line in lines[:2] if line]
     return " ".join(kept).rstrip(".")

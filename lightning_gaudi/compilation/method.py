@@ -1,4 +1,4 @@
-"""One method of a module compiled in place: its `forward`, inside its hooks, or a step."""
+"""Compiles one method of a module in place: its `forward`, inside of its hooks, or a step."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from torch.nn.modules.module import _has_any_global_hook
 from .graph_breaks import GraphBreakReporter
 
 MAX_IN_A_ROW = 10
-"""After how many calls without gradients, each of which compiled a graph of its own, a module
-computes as written without gradients: a generator's sequences are longer at each token. Batches of
-so many lengths in a row are rare, and a fit that pads them has had all their graphs before."""
+"""After so many calls without gradients in a row that each compiled a graph, a module runs
+uncompiled without gradients: the sequences of a text generator grow with each token. So many new
+lengths in a row are rare otherwise, and a fit that pads its batches has had all their graphs."""
 
 
 class CompiledMethod:
-    """Stands as a module's `forward`, or another method, and compiles it when it is called.
+    """Replaces a module's `forward`, or another method, and compiles it when it is called.
 
-    The module stays what it is: its class, the names of its weights, its hooks. These run outside
-    the graph: those of FSDP2 and of ZeRO gather and release weights. A copy of the module, or a
-    pickled one, computes as it was written, and so does the module itself where something else
-    traces it (TorchScript, torch.fx, torch.export, torch.func) or differentiates it forward.
+    The module keeps its class, the names of its weights, and its hooks. Hooks run outside of the
+    graph, since those of FSDP2 and ZeRO gather and release weights. A copy of the module, or a
+    pickled one, is uncompiled, and so is the module itself while something else traces it
+    (TorchScript, torch.fx, torch.export, torch.func) or differentiates it in forward mode.
 
-    What the program changes later holds. Before torch's compiler takes a graph it looks at the
-    modules in it, their hooks, classes and attributes, but not at the methods of these classes, nor
-    at hooks on all modules: these are looked at here. Once a method has changed, the module goes on
-    as written; while there are such hooks, too.
+    Later changes by the program take effect. Before torch's compiler uses a graph, it checks the
+    modules in it, their hooks, classes and attributes, but neither the methods of these classes nor
+    hooks on all modules. These are checked here: the module runs uncompiled once a method has
+    changed, and while there are such hooks.
 
-    `Module.compile` compiles nothing of torch's own modules, such as Sequential, whose files the
-    compiler skips unless they are called by others (torch 2.13), and puts itself around the hooks.
+    `Module.compile` would not do: it compiles nothing of torch's own modules, such as Sequential,
+    whose files the compiler skips unless others call them (torch 2.13), and it wraps the hooks,
+    too.
 
     Args:
-        module: Whose method is compiled.
+        module: The module with the method.
         settings: Arguments of `torch.compile`.
-        reporter: Tells what falls out of graphs.
+        reporter: Reports what could not be compiled.
         name: The method's.
-        inner: Those of modules in this one, for who calls these and not the module: they go with
-            its first call, whose graph holds them.
-        keeps_inner: They stay, for other methods than `forward` that call them. Modules in it that
-            are alike no longer share graphs, since the compiler knows each by what is in it.
-        goes_on: Whether what cannot be compiled is called as written. Not where the method has
-            effects of its own, which a second call would repeat.
+        inner: The compiled methods of inner modules, for programs that call these directly. They
+            are removed at the first call of this module, whose graph contains them.
+        keeps_inner: Whether they stay, for methods other than `forward` that call them. Equal inner
+            modules then no longer share graphs, since the compiler distinguishes them.
+        goes_on: Whether the method is called uncompiled if it cannot be compiled. Not for a method
+            with side effects, which the second call would repeat.
     """
 
     def __init__(
@@ -79,15 +80,16 @@ class CompiledMethod:
         self._own = module.__dict__.get(name)
         self._kind = type(module)
         self._opaque = getattr(self._kind, name) if is_callable_allowed(self._kind) else None
-        """The method of a class that is marked `allow_in_graph`, as diffusers marks transformer
-        blocks: a compiler around this one refuses to look it up (torch 2.13)."""
+        """The method of a class that is marked `allow_in_graph`, as diffusers does for transformer
+        blocks. An outer compiler refuses to look such a method up (torch 2.13)."""
         self._classes = Classes(module)
         method = getattr(module, name)
         functools.update_wrapper(self, method)
         self._compiled: Any = torch.compile(_traceable(method), **settings)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the module's own method returns."""
+        """Calls the method, compiled if possible."""
+        # Within an outer graph this method becomes part of that graph.
         if self._compiled is None or torch.compiler.is_compiling() or _is_traced():
             return self._call_as_written(*args, **kwargs)
         if type(self.module) is not self._kind or self._classes.have_changed():
@@ -115,25 +117,26 @@ class CompiledMethod:
             if self._num_in_a_row == MAX_IN_A_ROW:
                 self._reporter.leave(self.module)
             return result
-        # An error of the user's own is raised as it is without a compiler.
+        # Called again uncompiled, so that an error in the user's own code is raised as usual.
         result = self._call_as_written(*args, **kwargs)
         self._compiled = None
         self._reporter.tell_failure(self.module, failure)
         return result
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what tools read of a method: its code, its globals, whose it is."""
-        if name in ("module", "_name", "_own"):  # not yet there, in a copy
+        """Returns attributes of the original method, such as its code and globals, for tools."""
+        # In a copy that is being made these are not set yet, and would recurse.
+        if name in ("module", "_name", "_own"):
             raise AttributeError(name)
         return getattr(self._method(), name)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Returns the class of a method, for `inspect` and for TorchScript."""
+        """Returns the class of a bound method, for `inspect` and TorchScript."""
         return types.MethodType
 
     def _call_as_written(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module's own method, as its class has it now."""
+        """Calls the module's own method, as its class defines it now."""
         if self._own is not None:
             return self._own(*args, **kwargs)
         if self._opaque is not None and torch.compiler.is_compiling():
@@ -146,7 +149,7 @@ class CompiledMethod:
         return types.MethodType(getattr(type(self.module), self._name), self.module)
 
     def _settle_inner(self) -> None:
-        """Decides, before the first call, what becomes of those of modules in this one."""
+        """Removes or keeps the compiled methods of inner modules before the first call."""
         inner, self._inner = self._inner, ()
         for each in inner:
             if self._keeps_inner:
@@ -155,15 +158,15 @@ class CompiledMethod:
                 each.remove()
 
     def install(self) -> None:
-        """Directs the module's calls to this object."""
+        """Replaces the module's method by this object."""
         self.module.__dict__[self._name] = self
 
     def keep(self) -> None:
-        """Leaves those of modules in this one in place, as a graph around it has seen them."""
+        """Keeps the compiled methods of inner modules, which an outer graph has seen."""
         self._inner = ()
 
     def remove(self) -> None:
-        """Gives the module its own method back."""
+        """Restores the module's own method."""
         if self.module.__dict__.get(self._name) is not self:
             return
         del self.module.__dict__[self._name]
@@ -185,7 +188,7 @@ def is_compiled(module: Module) -> bool:
 
 
 def _is_traced() -> bool:
-    """Tells if something but torch's compiler follows the operators, and has to see each."""
+    """Returns whether something other than torch's compiler traces the operators."""
     from torch.fx._symbolic_trace import is_fx_symbolic_tracing
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -199,7 +202,7 @@ def _is_traced() -> bool:
 
 
 def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose code torch's compiler does not skip where it begins."""
+    """Returns a function that torch's compiler does not skip by its file."""
     from torch._dynamo import trace_rules
 
     is_function = isinstance(method, types.FunctionType | types.MethodType)
@@ -216,7 +219,10 @@ def _traceable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _code(kind: type, name: str, code: types.CodeType) -> types.CodeType:
-    """Returns a class's own: graphs are shared by, and counted for, what has the same code."""
+    """Returns one code object for each class.
+
+    torch shares graphs among functions with the same code object, and counts them for it.
+    """
     return code.replace(co_name=f"{kind.__name__}.{name}")
 
 
@@ -224,10 +230,10 @@ _METHODS = (FunctionType, staticmethod, classmethod, property)
 
 
 class Classes:
-    """The classes of a module and of the modules in it, and their methods as they are now.
+    """Detects changes to the methods of a module's classes.
 
-    torch's compiler takes it that methods stay (2.13): nothing that it looks at before it takes a
-    graph tells that a class was given another one.
+    torch's compiler assumes that methods do not change (2.13): its guards do not check whether a
+    class was given another method.
 
     Args:
         root: The module.
@@ -239,8 +245,9 @@ class Classes:
         self._before: list[Any] = [*chain.from_iterable(self._members)]
 
     def have_changed(self) -> bool:
-        """Returns whether one has another method than when this was last asked."""
-        # In each call of a compiled module: some 30 ns a method, in one go.
+        """Returns whether a class has other methods than at the last call."""
+        # This runs in each call of a compiled module, so all methods are compared by identity in
+        # one pass of C code, at some 30 ns each.
         if sum(map(len, self._members)) == len(self._before) and all(
             map(is_, chain.from_iterable(self._members), self._before)
         ):

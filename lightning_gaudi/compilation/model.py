@@ -1,4 +1,4 @@
-"""A model of a strategy, compiled as the choice for the run says, and given back as it was."""
+"""Compiles a whole model or its regions as a run has chosen, and restores it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _has_told_lazy = False
 def is_wanted(choice: Choice, module: Module) -> bool:
     """Returns whether anything of the module is to be compiled.
 
-    Not in lazy mode, where the vendor's bridge compiles; not if its user has compiled it; not by
-    default if it takes gradients of gradients, which torch's compiler cannot.
+    Nothing is in lazy mode, where the vendor's bridge compiles; if the user has compiled the
+    module; and by default if it takes gradients of gradients, which torch's compiler does not
+    support.
     """
     global _has_told_lazy
     compilation, origin = choice
@@ -53,7 +54,7 @@ def is_wanted(choice: Choice, module: Module) -> bool:
 
 
 class CompiledRegions:
-    """The regions of a model, compiled in place until `remove`.
+    """Compiles the regions of a model in place until `remove`.
 
     Args:
         root: The model.
@@ -69,7 +70,7 @@ class CompiledRegions:
         """The regions."""
         self._forwards: dict[int, CompiledMethod] = {}
         for region in regions:
-            # From the inside out: each has those of the modules in it.
+            # From the inside out, so that each gets the compiled methods of its inner modules.
             for module in [*reversed(find_parts(region)), region]:
                 inner = [
                     self._forwards[id(each)]
@@ -85,14 +86,14 @@ class CompiledRegions:
             forward.install()
 
     def remove(self) -> None:
-        """Leaves the model as it was."""
+        """Restores the model."""
         for forward in self._forwards.values():
             forward.remove()
         self.reporter.close()
 
 
 class CompiledWhole:
-    """A module compiled as one, until `remove`; see `CompiledRegions`."""
+    """Compiles a module as a whole until `remove`."""
 
     def __init__(self, module: Module, compilation: Compilation) -> None:
         self.reporter = GraphBreakReporter(raises=compilation.on_give_up == "error")
@@ -100,13 +101,13 @@ class CompiledWhole:
         self._forward.install()
 
     def remove(self) -> None:
-        """Leaves the module as it was."""
+        """Restores the module."""
         self._forward.remove()
         self.reporter.close()
 
 
 def arguments(compilation: Compilation) -> dict[str, Any]:
-    """Returns what `torch.compile` is called with.
+    """Returns the arguments of `torch.compile`.
 
     Raises:
         ValueError: The vendor's compiler has no such option.
@@ -142,19 +143,19 @@ def check_options(options: Mapping[str, Any] | None) -> None:
 
 
 def _set_up_compiler(limit: int) -> None:
-    """Sets what torch's compiler has for the process.
+    """Sets options of torch's compiler that hold for the whole process.
 
     Args:
-        limit: For how many shapes a function is compiled, unless the user has more.
+        limit: For how many shapes a function is compiled; a higher setting of the user's stays.
     """
     from torch._dynamo import config
 
-    # cache_size_limit before torch 2.7, and an alias since.
+    # The option was named cache_size_limit before torch 2.7, and that is an alias since.
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     setattr(config, name, max(limit, getattr(config, name)))
-    # DDP's own splitting of graphs, one a bucket, is of no use here: reductions are not in them.
+    # DDP would split graphs at its buckets to overlap reductions, which are not in these graphs.
     config.optimize_ddp = False
-    # Hooks that are put on, or taken away, after a module has been compiled.
+    # Hooks that are added or removed after a module was compiled must take effect.
     config.skip_nnmodule_hook_guards = False
 
 
@@ -163,10 +164,10 @@ _OTHERS = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "trans
 
 
 def mentions_double_backward(root: Module) -> str | None:
-    """Tells which method, or function that one calls, names `create_graph`; None if there is none.
+    """Returns the method whose code, or that of a function it calls, names `create_graph`, or None.
 
-    It reads the code of the classes of all modules, and of functions that they name; those of
-    libraries are left out.
+    It searches the bytecode of the classes of all modules, and of functions that they name, except
+    for those of libraries.
 
     Args:
         root: A model.
@@ -183,7 +184,7 @@ def mentions_double_backward(root: Module) -> str | None:
 
 @contextmanager
 def explaining_double_backward() -> Iterator[None]:
-    """Says what to set where torch refuses to differentiate what it has compiled twice.
+    """Explains torch's error about a second derivative of compiled code.
 
     Raises:
         RuntimeError: It does.
@@ -212,7 +213,7 @@ def _mentions(function: FunctionType, seen: set[int]) -> bool:
     names: set[str] = set()
     for code in _codes(function.__code__):
         names.update(code.co_names)
-        # Names of keyword arguments are one constant, a tuple.
+        # The names of keyword arguments are a constant of their own, a tuple.
         constants = [each if isinstance(each, tuple) else (each,) for each in code.co_consts]
         if any(_WORD in each for each in constants):
             return True

@@ -1,4 +1,4 @@
-"""What of a model is compiled by itself: its repeated blocks, and the largest parts beside them."""
+"""Finds the parts of a model to compile: its repeated blocks, and the largest parts beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import Module, ModuleDict, ModuleList, RNNBase, Sequential
 _CONTAINERS = (ModuleList, ModuleDict, Sequential)
 _DECLARED = "compile_regions"
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What wrappers of torch hold a module as: FSDP, and activation checkpointing."""
+"""The attributes in which FSDP and activation checkpointing hold the module that they wrap."""
 
 
 def find_regions(
@@ -22,13 +22,13 @@ def find_regions(
     Args:
         root: A model.
         names: Names of the classes of its blocks; None finds them.
-        with_root: Whether all of the model may be one, if it has no blocks: not where its user
-            calls other methods of it.
+        with_root: Whether the whole model may be a region if it has no blocks; not if the user
+            calls other methods than its forward.
 
     Returns:
-        The outermost blocks: members of one class or of one derived from it, at least two, of a
-        ModuleList or Sequential, unless they are single operators. Then each largest module that
-        has parameters and no block in it. What the compiler cannot trace is left out.
+        The outermost blocks: at least two members of a ModuleList or Sequential of one class, or a
+        derived one, that are more than single operators. Then the largest modules with parameters
+        and without a block in them. Modules that the compiler cannot trace are left out.
 
     Raises:
         ValueError: No module is of a class in `names`.
@@ -42,7 +42,7 @@ def find_regions(
 
 
 def declared_regions(root: Module) -> list[str]:
-    """Returns the names of classes that the model's modules have in their `compile_regions`.
+    """Returns the names of classes that the model's modules declare in `compile_regions`.
 
     Raises:
         ValueError: One is no list of names.
@@ -51,7 +51,8 @@ def declared_regions(root: Module) -> list[str]:
     for module in root.modules():
         try:
             declared = getattr(module, _DECLARED, ())
-        except Exception:  # a module's own `__getattr__`, which has no such name
+        # A module's own `__getattr__` may raise anything for an unknown name.
+        except Exception:
             continue
         if not isinstance(declared, list | tuple) or not all(
             isinstance(name, str) for name in declared
@@ -65,18 +66,18 @@ def declared_regions(root: Module) -> list[str]:
 
 
 def find_parts(region: Module) -> list[Module]:
-    """Gives the modules in a region that would be regions if it were not, the outer ones first."""
+    """Returns the modules in a region that could be regions themselves, the outer ones first."""
     inner = [*region.modules()][1:]
     return [each for each in inner if _is_traceable(each) and _is_worth_it(each)]
 
 
 def has_blocks(region: Module) -> bool:
-    """Returns whether it is a whole model: blocks repeat in it."""
+    """Returns whether a region has repeated blocks, and so is a whole model."""
     return bool(_repeated(region))
 
 
 def has_compiled_parts(root: Module) -> bool:
-    """Returns whether its user has compiled the model, or a part of it, already."""
+    """Returns whether the user has compiled the model or a part of it."""
     from torch._dynamo import OptimizedModule
 
     return getattr(root, "_compiler_ctx", None) is not None or any(
@@ -88,7 +89,7 @@ def has_compiled_parts(root: Module) -> bool:
 def unwrapped(module: Module) -> Module:
     """Returns the module in wrappers of FSDP and of activation checkpointing."""
     for name in _WRAPPED:
-        # Not `get`: a ScriptModule's members are no dict.
+        # The members of a ScriptModule are not a dict, and have no `get`.
         if name in module._modules and (inner := module._modules[name]) is not None:
             return unwrapped(inner)
     return module
@@ -98,7 +99,7 @@ def _named(root: Module, names: Sequence[str]) -> list[Module]:
     found = []
     missing = dict.fromkeys(names)
     for module in root.modules():
-        # fully_shard gives a module a class of its own, derived from what it was.
+        # fully_shard gives a module a new class, which is derived from its own.
         hits = {kind.__name__ for kind in type(module).__mro__} & set(names)
         if hits:
             found.append(unwrapped(module))
@@ -117,7 +118,7 @@ def _repeated(root: Module) -> list[Module]:
     found = []
     for module in root.modules():
         if isinstance(module, ModuleList | Sequential):
-            # Not by iteration, which a class may have made its own; a member may be None.
+            # A class may override iteration, and a member may be None.
             inner = [unwrapped(each) for each in module._modules.values() if each is not None]
             members = [member for member in inner if _is_block(member)]
             found += [one for one in members if sum(_are_alike(one, each) for each in members) > 1]
@@ -125,12 +126,12 @@ def _repeated(root: Module) -> list[Module]:
 
 
 def _are_alike(one: Module, other: Module) -> bool:
-    """Tells if they are of one class, or one's is derived from the other's, as of a last block."""
+    """Returns whether one's class is or extends the other's, such as that of a last block."""
     return isinstance(one, type(other)) or isinstance(other, type(one))
 
 
 def _is_block(module: Module) -> bool:
-    """Returns whether it is more than one operator, and no mere container."""
+    """Returns whether a module is more than one operator, and not a mere container."""
     if isinstance(module, _CONTAINERS) and type(module).forward in {
         kind.forward for kind in _CONTAINERS
     }:
@@ -157,19 +158,22 @@ def _parts(module: Module, blocks: set[int], *, with_root: bool) -> Iterator[Mod
 
 
 def _is_worth_it(module: Module) -> bool:
-    """Returns whether it is called, computes with weights, and is more than an operator or two."""
+    """Returns whether a module is called, has weights, and is more than an operator or two."""
     is_called = type(module).forward not in {Module.forward, ModuleList.forward, ModuleDict.forward}
     has_weights = any(True for _ in module.parameters())
     return is_called and has_weights and bool(module._modules or not _is_of_torch(module))
 
 
 def _is_traceable(module: Module) -> bool:
-    """Tells if nothing in it is left alone by torch's compiler, or made to be read by the host."""
+    """Returns whether the compiler can trace all of a module.
+
+    It skips recurrent modules and TorchScript, and metrics are made to be read by the host.
+    """
     metric = getattr(sys.modules.get("torchmetrics"), "Metric", ())
     kinds = (RNNBase, ScriptModule, *((metric,) if metric else ()))
     return not any(isinstance(each, kinds) or _is_wrapper(each) for each in module.modules())
 
 
 def _is_wrapper(module: Module) -> bool:
-    """Returns whether hooks of it gather and release weights, which no graph must hold."""
+    """Returns whether a module's hooks gather and release weights, which no graph may contain."""
     return "_fsdp_wrapped_module" in module._modules

@@ -1,4 +1,4 @@
-"""The switch for compiling, and who sets it: argument, callback, environment, or nobody."""
+"""The setting for compiling, from argument, callback, environment, or the default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = ("none", "model", "regions")
 
 @dataclass(frozen=True)
 class Compilation:
-    """How `torch.compile` is applied to what trains on an HPU in the vendor's eager mode.
+    """How `torch.compile` is applied to models on an HPU in the vendor's eager mode.
 
     Raises:
         ValueError: A value is none of those below.
@@ -25,19 +25,19 @@ class Compilation:
     `trainer.fit(torch.compile(module))`; in Fabric a module's forward. `"regions"`: the blocks that
     repeat, which share graphs, and each largest part beside them."""
     regions: Sequence[str] | None = None
-    """Names of the classes of blocks; None finds them: members of one class, at least two, of a
+    """Names of the classes of blocks. None finds them: at least two members of one class in a
     ModuleList or a Sequential."""
     options: Mapping[str, Any] | None = None
-    """Those of the vendor's compiler, as in `torch.compile(options={...})`."""
+    """Options of the vendor's compiler, as in `torch.compile(options={...})`."""
     dynamic: bool | None = False
-    """As for `torch.compile`. False: each new shape is a new graph, as the vendor has it."""
+    """As for `torch.compile`. With False, the vendor's default, each new shape is a new graph."""
     recompile_limit: int = 64
-    """How many graphs one function may have, one for each shape, in training and in evaluation;
-    torch's 8 are passed by four buckets."""
+    """How many graphs one function may have: one for each shape, in training and in evaluation.
+    Four buckets already exceed torch's default of 8."""
     on_give_up: Literal["warn", "error"] = "warn"
-    """What happens where a part of a region cannot be traced and runs operator by operator."""
+    """What happens if a part of a region cannot be traced and runs operator by operator."""
     foreach: bool = True
-    """Whether torch's own optimizers step all weights of a group at once, where they may choose."""
+    """Whether torch's own optimizers step all weights of a group at once, if they have a choice."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -62,7 +62,7 @@ class Compilation:
 
 
 class Choice(NamedTuple):
-    """What holds for a run, and who says so."""
+    """The compilation of a run, and its origin."""
 
     compilation: Compilation
     origin: str | None
@@ -90,7 +90,7 @@ SETTING = Setting(
     ),
     _read,
 )
-"""Who may say what is compiled; `regions` holds where nobody does."""
+"""The setting; without one, `regions` counts."""
 
 
 def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
