@@ -128,8 +128,8 @@ REGISTER = (
         ),
         why=(
             "It takes the file of that name that was written last for the last checkpoint, whether "
-            "or not it is complete, and has no hook to choose another. Both do what they did unless "
-            "the accelerator is an HPU."
+            "or not it is complete, and has no hook to choose another. Both do what they did "
+            "unless the accelerator is an HPU."
         ),
         without="ckpt_path='last' and damaged checkpoints are what Lightning makes of them",
         trigger="{trainer}.trainer.connectors.checkpoint_connector",
@@ -200,7 +200,7 @@ REGISTER = (
             library="lightning",
             checked=LIGHTNING,
             targets=(f"{{trainer}}.tuner.{finder}:_try_loop_run",),
-            why="The Tuner takes trial steps, up to infinite losses, and tells nobody that they are.",
+            why="The Tuner takes trial steps, up to infinite losses, without marking them as such.",
             without="lr_find and BatchSizeFinder may end with LossNotFiniteError",
             trigger=f"{{trainer}}.tuner.{finder}",
             apply="trainer_setup:patch_trials",

@@ -1,4 +1,4 @@
-"""Callbacks: what measures a run does not wait for the device; what ends it keeps its state."""
+"""Callbacks that measure a run without waiting for the device, or save its state as it ends."""
 
 from lightning_gaudi._core.flops import FlopCounter
 

@@ -1,4 +1,4 @@
-"""The time that training took, without what stood between two of its steps."""
+"""Measures the time of training without the pauses between its steps."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["Between", "TrainingClock"]
 
 
 class Between(IntEnum):
-    """What a pause between two steps is spent on; the greater outweighs the smaller."""
+    """The reason for a pause between two steps; the greatest of several counts."""
 
     DATA = 0
-    """Waiting for the next batch: counts."""
+    """Waiting for the next batch, which counts."""
     MORE = 1
-    """The end of an epoch, or the device catching up while metrics are read: counts."""
+    """The end of an epoch, or the device catching up while metrics are read, which counts."""
     LOGGING = 2
     STANDSTILL = 3
     """Validating or saving."""
 
 
 class TrainingClock:
-    """Adds up steps and the pauses before them, from host times that the caller takes.
+    """Adds up steps and the pauses before them, from times that the caller measures on the host.
 
-    Behind a step that logs, validates or saves waits the next batch, too. So such a pause counts as
-    long as a usual one, the mean of those with nothing but data in them. Where metrics are logged
-    behind each step there are none: then logging counts.
+    A pause with logging, validation or saving also contains the wait for the next batch. So it
+    counts as long as the mean pause that contains nothing but that wait. If every step logs, there
+    is no such pause, and pauses with logging count in full.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class TrainingClock:
         return self._busy_s + counted + num_replaced * mean
 
     def note(self, between: Between) -> None:
-        """Says what happens until the next step."""
+        """Notes a reason for the pause before the next step."""
         self._between = max(self._between, between)
 
     def start_step(self, now: float) -> None:
@@ -57,7 +57,7 @@ class TrainingClock:
         self._start = now
 
     def end_step(self, now: float, *, counts: bool) -> None:
-        """Notes that the step ends; what follows is waiting for data, unless `note` says otherwise.
+        """Notes that the step ends; the pause is a wait for data, unless `note` says otherwise.
 
         Args:
             now: In seconds, as before.

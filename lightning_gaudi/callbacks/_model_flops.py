@@ -1,4 +1,4 @@
-"""The floating-point operations of a model for a batch: given, or counted once for each shape."""
+"""The floating-point operations of a model for a batch, given or counted once for each shape."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lightning_gaudi._core.flops import FlopCounter
 __all__ = ["FlopsFormula", "ModelFlops", "num_replicas"]
 
 FlopsFormula: TypeAlias = Callable[[Any], int]
-"""Given a batch, the operations of forward and backward."""
+"""A function from a batch to the operations of forward and backward."""
 
 _MAX_SHAPES = 64
 
 
 class ModelFlops:
-    """What a batch costs, for `TokenThroughput(flops_per_batch=...)`, whose words these are.
+    """The operations of a batch, as `TokenThroughput(flops_per_batch=...)` describes them.
 
     Raises:
         ValueError: It is none of these.
@@ -44,10 +44,10 @@ class ModelFlops:
         return self._given == "measured"
 
     def start(self, trainer: Trainer, module: LightningModule) -> bool:
-        """Begins a fit; returns whether it will be known what a batch costs.
+        """Begins a fit, and returns whether the operations of a batch will be known.
 
         Raises:
-            ValueError: Nobody can measure it here.
+            ValueError: They cannot be measured here.
         """
         self._module, self._measured = module, {}
         if self._measures and num_replicas(trainer) != trainer.world_size:
@@ -76,7 +76,7 @@ class ModelFlops:
         self._counter.start()
 
     def end_step(self, *, is_whole: bool = True) -> bool:
-        """Ends a step; returns whether it was counted, so that it took longer than others."""
+        """Ends a step, and returns whether it was counted, which makes a step slower."""
         counter, self._counter = self._counter, None
         if counter is None:
             return False
@@ -86,7 +86,7 @@ class ModelFlops:
         return True
 
     def of(self, batch: Any) -> int | None:
-        """Returns what a batch costs; None where it cannot be known any more."""
+        """Returns the operations of a batch; None if they are not known any more."""
         if self._measures:
             return None if len(self._measured) > _MAX_SHAPES else self._measured[self._shapes]
         if callable(self._given):

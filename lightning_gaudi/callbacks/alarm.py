@@ -1,4 +1,4 @@
-"""An alarm where training steps still compile graphs when all should be there."""
+"""An alarm for training steps that still compile graphs after the warm-up."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ _MAX_CAUSES = 3
 
 
 class LateCompilationError(RuntimeError):
-    """A training step compiled graphs after the warm-up, and was not to."""
+    """A training step has compiled graphs after the warm-up."""
 
 
 class CompilationAlarm(Callback):
-    """Say which shape made a training step compile after the warm-up, once for each cause.
+    """Reports which shape made a training step compile after the warm-up, once for each cause.
 
-    A step that compiles takes seconds or minutes on a card. A batch of a shape that was not there
-    before is the usual cause, and is named beside the usual shape; a device that tells which input
-    of a graph had another shape, as a simulated one, is quoted. Each rank tells its own causes, at
-    most 8.
+    A step that compiles takes seconds or minutes on a card. The usual cause is a batch of a new
+    shape, which is named beside the usual shape. A device that tells which input of a graph had
+    another shape, as a simulated one does, is quoted. Each rank reports its own causes, at most 8.
 
-    Validation, saving and logging have graphs of their own, which do not count. So has reading the
-    losses: the first log step may compile, whenever it comes. A card may compile while the host is
-    steps ahead; so of the steps since the last log step the one with a new shape is blamed.
+    Validation, saving and logging have graphs of their own, which do not count. Reading the losses
+    has one, too, so the first log step may compile whenever it comes. A card may compile while the
+    host is several steps ahead, so the step with a new shape since the last log step is blamed.
 
     Args:
         num_warmup_steps: optimizer steps of a fit that may compile.
         on_compilation: "warn", or "error" to end the fit at the first.
 
     Attributes:
-        num_late: graphs that steps compiled after the warm-up; None where the device counts none.
+        num_late: graphs that steps compiled after the warm-up; None if the device does not count.
 
     Raises:
         ValueError: The number is negative, or the word is another.
@@ -68,7 +67,7 @@ class CompilationAlarm(Callback):
         self._has_logged = self._is_interrupted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins anew: a resumed run compiles again."""
+        """Resets all counts, since a resumed run compiles again."""
         is_hpu = trainer.strategy.root_device.type == "hpu"
         self.num_late = 0 if is_hpu and _num_compiled() is not None else None
         self._recompilations = Recompilations() if is_hpu else None
@@ -80,7 +79,7 @@ class CompilationAlarm(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Charges the last step with what was compiled since, unless something came between."""
+        """Charges the last step with compilations since then, unless something came between."""
         if self._is_interrupted:
             self._skip()
         else:
@@ -94,7 +93,7 @@ class CompilationAlarm(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Says so if this step has compiled."""
+        """Reports compilations of this step."""
         step, shapes = self._last
         is_log = is_log_step(trainer, step)
         if is_log and not self._has_logged:
@@ -102,7 +101,8 @@ class CompilationAlarm(Callback):
         else:
             self._check(trainer)
         self._shapes[shapes] = self._shapes.get(shapes, 0) + 1
-        if is_log:  # the device has done what it was given
+        # A log step reads metrics, and so the device has caught up.
+        if is_log:
             self._has_logged = self._is_interrupted = True
             self._suspect = None
 
@@ -120,7 +120,7 @@ class CompilationAlarm(Callback):
         return step > self._first_step + self.num_warmup_steps
 
     def _skip(self) -> None:
-        """Leaves out what was compiled until now."""
+        """Leaves out all compilations so far."""
         self._is_interrupted = False
         if self.num_late is None:
             return
@@ -130,7 +130,7 @@ class CompilationAlarm(Callback):
         self._num_before = num_compiled
 
     def _check(self, trainer: Trainer) -> None:
-        """Says so if anything was compiled since the last time."""
+        """Reports compilations since the last check."""
         if self.num_late is None or self._num_before is None:
             return
         num_new = (_num_compiled() or 0) - self._num_before
@@ -170,10 +170,10 @@ class CompilationAlarm(Callback):
             warnings.warn(text + last, stacklevel=2)
 
     def _new_shape(self, shapes: Shapes) -> str:
-        """Tells what is new in a batch, beside the usual shapes, and what keeps it from coming."""
+        """Describes what is new in a batch beside the usual shapes, with advice."""
         if not self._shapes:
             return f"Its batch has {_show(shapes)}."
-        # The shape may be in the counts by now: of equally many the first is usual.
+        # The new shape may be counted by now. Of equal counts, `max` returns the first.
         usual = dict(max(self._shapes.items(), key=lambda each: each[1])[0])
         changed = [each for each in shapes if usual.get(each[0]) != each[1]]
         is_part = any(_is_part(shape, usual.get(name)) for name, shape in changed)
@@ -196,7 +196,7 @@ _SAME_SHAPES = (
 
 
 def _is_part(shape: tuple[int, ...], usual: tuple[int, ...] | None) -> bool:
-    """Returns whether a tensor has fewer rows than usual, and is the same otherwise."""
+    """Returns whether a tensor has fewer rows than usual, and the usual shape otherwise."""
     return bool(shape and usual and shape[1:] == usual[1:] and shape[0] < usual[0])
 
 

@@ -1,4 +1,4 @@
-"""A fit that ends early, by a signal or an error, keeps its last state, and says how to go on."""
+"""Saves the last state of a fit that a signal or an error ends, and says how to resume."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ __all__ = ["OnExitCheckpoint"]
 
 
 class OnExitCheckpoint(Callback):
-    """Save the state with which a fit ends: finished, interrupted or failed.
+    """Saves the state with which a fit ends, whether finished, interrupted or failed.
 
-    It becomes the `last` of the Trainer's first `ModelCheckpoint`, whose `save_last` is turned on
-    unless it is False. Without a `ModelCheckpoint` nothing is saved.
+    The state becomes the `last` checkpoint of the Trainer's first `ModelCheckpoint`, whose
+    `save_last` is turned on unless it is False. Without a `ModelCheckpoint` nothing is saved.
 
-    Ctrl-C and SIGTERM take effect between two steps, on all ranks before the same one, so that the
+    Ctrl-C and SIGTERM take effect between two steps, on all ranks before the same one, so that a
     resumed run has the losses of an uninterrupted one. A second Ctrl-C ends the process at once; a
-    file that was being written is then left out, not left half. After an error the state is that of
-    the last step, and the batch that failed is left out by a resumed run. It is not saved where it
-    may be torn: by an error within an update of the weights, or on one of several ranks.
+    file that is being written is then discarded. After an error the state is that of the last step,
+    and a resumed run leaves out the batch that failed. The state is not saved if it may be
+    inconsistent, after an error within an update of the weights or on one of several ranks.
 
     Args:
-        resume: how to go on, with `{path}` for the checkpoint, to be said when a fit ends early.
+        resume: instructions for resuming, with `{path}` for the checkpoint, printed when a fit ends
+            early.
 
     Attributes:
         path: the newest state that was saved, or None.
@@ -46,16 +47,17 @@ class OnExitCheckpoint(Callback):
         self._is_updating = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Saves one more checkpoint, of the last state, after those of the fit."""
+        """Turns on `save_last` of the `ModelCheckpoint`."""
         checkpoint = _model_checkpoint(trainer)
         if stage == "fit" and checkpoint is not None and checkpoint.save_last is None:
             checkpoint.save_last = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lets signals, from here on, wait for the end of a step."""
+        """Makes signals wait for the end of a step from here on."""
         self.path, self.signal, self._is_updating = None, None, False
         environment = trainer._accelerator_connector.cluster_environment
         taken = [signal.SIGINT]
+        # With auto_requeue Lightning handles SIGTERM itself under SLURM.
         if not (isinstance(environment, SLURMEnvironment) and environment.auto_requeue):
             taken.append(signal.SIGTERM)
         if threading.current_thread() is threading.main_thread():
@@ -66,7 +68,7 @@ class OnExitCheckpoint(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
-        """Notes that a step has begun: until it ends, weights may be of different steps."""
+        """Notes that an update has begun, until whose end weights may be of different steps."""
         self._is_updating = True
 
     def on_train_batch_end(
@@ -86,11 +88,12 @@ class OnExitCheckpoint(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Saves what can be saved, and says where it is; the error stays the one that is raised."""
+        """Saves the state if it is consistent, and says where it is."""
         if trainer.state.fn != "fit" or not self._handlers:
             return
         if self.signal is None and isinstance(exception, SIGTERMException):
-            self.signal = signal.SIGTERM  # another rank was told, which then told this one
+            # Another rank has got the signal, and all ranks have agreed to end.
+            self.signal = signal.SIGTERM
         try:
             if self._is_consistent(trainer, exception):
                 self._save(trainer)
@@ -116,7 +119,8 @@ class OnExitCheckpoint(Callback):
         if trainer.fast_dev_run or trainer.sanity_checking:  # type: ignore[attr-defined]
             return
         if checkpoint._last_global_step_saved != trainer.global_step:
-            # Its own method keeps the names apart, removes the one before and knows that it saved.
+            # The callback's own method chooses a free name, removes the last one, and notes the
+            # path.
             checkpoint._save_last_checkpoint(trainer, checkpoint._monitor_candidates(trainer))
 
     def _summary(self, trainer: Trainer) -> str:
@@ -138,7 +142,8 @@ class OnExitCheckpoint(Callback):
             if self.signal is not None:
                 return
             self.signal = signal.Signals(signum)
-            if trainer.world_size > 1:  # Lightning's and the strategy's: all ranks are told
+            # The earlier handler, Lightning's or the strategy's, tells all ranks.
+            if trainer.world_size > 1:
                 self._agree(frame)
 
         return note
@@ -155,7 +160,7 @@ class OnExitCheckpoint(Callback):
 
 
 def newest_checkpoint(trainer: Trainer) -> Path | None:
-    """Returns the newest state that the Trainer's ModelCheckpoint has saved in this run, if any."""
+    """Returns the newest checkpoint of the Trainer's ModelCheckpoint in this run, if any."""
     checkpoint = _model_checkpoint(trainer)
     if checkpoint is None:
         return None

@@ -1,4 +1,4 @@
-"""Compilations, host synchronizations, launches and CPU fallbacks, by what caused them."""
+"""Counts compilations, host synchronizations, launches and CPU fallbacks by their causes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class GraphReport:
     graph_compilations: dict[str, int] | None = None
     host_syncs: dict[str, int] | None = None
     launches: dict[str, int] | None = None
-    """How often the device was told to run something; a Gaudi does not count that."""
+    """How often the device was given something to run, which a Gaudi does not count."""
     cpu_fallbacks: dict[str, int] | None = None
     """Operators that the device sent to the CPU."""
     recompilations: list[str] | None = None
-    """Graphs of training steps that were compiled again for other shapes, the first 32, as
-    "step 12: input 0: [8, 113] was [8, 128]"; a Gaudi does not tell them."""
+    """The first 32 graphs of training steps that were compiled again for other shapes, such as
+    "step 12: input 0: [8, 113] was [8, 128]"; a Gaudi does not report them."""
 
     @property
     def training_graphs(self) -> int | None:
@@ -74,7 +74,7 @@ class GraphReport:
 
 @dataclass
 class _Counter:
-    """One metric of the device: its last total, and what was added to it by each cause."""
+    """A metric of the device, with its last total and its growth by cause."""
 
     name: str
     last: int | None = None
@@ -99,12 +99,12 @@ class _Counter:
 
 
 class GraphMonitor(Callback):
-    """Count compilations, host synchronizations, launches and CPU fallbacks of a fit by cause.
+    """Counts compilations, host synchronizations, launches and CPU fallbacks of a fit by cause.
 
-    A step is charged with everything from its start to the start of the next one, so with the
-    loggers and the progress bar too, which read metrics after the callbacks have run. A fast
-    training step compiles nothing after the first ones and never waits for the device; in eager
-    mode its launches are what fused operators and `torch.compile` save.
+    A step is charged with everything from its start to the start of the next one, including the
+    loggers and the progress bar, which read metrics after the callbacks. A fast training step
+    compiles nothing after the first ones and never waits for the device. In eager mode, fused
+    operators and `torch.compile` reduce its launches.
 
     Attributes:
         report: the counts so far; final after the fit.
@@ -143,7 +143,7 @@ class GraphMonitor(Callback):
         self._switch(_VALIDATION)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Charges what follows, such as saving, neither to validation nor to a step."""
+        """Charges what follows, such as saving, to "other"."""
         self._switch(_OTHER)
 
     def on_save_checkpoint(
@@ -159,12 +159,12 @@ class GraphMonitor(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Closes the last step: a checkpoint may be saved now."""
+        """Closes the last step, since a checkpoint may be saved next."""
         if trainer.state.fn == "fit":
             self._switch(_OTHER)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gives the totals to the loggers, and tells them."""
+        """Passes the totals to the loggers, and shows them."""
         self._switch(_OTHER)
         report = self.report
         values = {

@@ -1,4 +1,4 @@
-"""The curves of a run: training losses as means over the log interval, and validation metrics."""
+"""Keeps the curves of a run: training losses as means over log intervals, validation metrics."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MAX_LOOSE = 64
 
 
 class MetricHistory(Callback):
-    """Log what `training_step` returns as means over the log interval, and keep all curves.
+    """Logs the losses of `training_step` as means over the log interval, and keeps all curves.
 
-    Logged, as `train/NAME`, is each value of the returned mapping whose name ends in `_loss`, or
-    `loss` where there is none; they must be detached. Between two log steps they stay on the device
-    as they are: nothing is computed or copied, and nobody waits. In a log step, all of them come to
-    the host at once. Mean is that of the batches of this process, each of the same weight.
+    It logs as `train/NAME` each value of the returned mapping whose name ends in `_loss`, or `loss`
+    if there is none; they must be detached. Between two log steps they stay on the device, and
+    nothing is computed, copied or waited for. In a log step all of them are copied to the host at
+    once. The mean is that of the batches of this process, with equal weights.
 
-    The curves travel in checkpoints, with the interval that was begun: a resumed run logs what the
-    uninterrupted one would have.
+    Checkpoints hold the curves and the interval that has begun, so that a resumed run logs what an
+    uninterrupted one would.
 
     Args:
-        progress_loss: the one that the progress bar shows.
+        progress_loss: the loss that the progress bar shows.
 
     Attributes:
         training: curves by name, `train/learning_rate` too.
@@ -56,7 +56,7 @@ class MetricHistory(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keeps the losses; reads them in log steps only."""
+        """Keeps the losses, and reads them in log steps only."""
         if not trainer.log_every_n_steps:  # type: ignore[attr-defined]
             return
         self._interval.add(_losses(outputs))
@@ -75,13 +75,13 @@ class MetricHistory(Callback):
             trainer.progress_bar_metrics[self.progress_loss] = values[shown]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keeps what was logged, of the validations of a fit."""
+        """Keeps the metrics of a fit's validations."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
             _extend(self.validation, trainer.global_step, metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives all curves, and the sums of the interval; waits for the device, as saving does."""
+        """Returns all curves and the losses of the interval; waits for the device."""
         return {
             "training": self.training,
             "validation": self.validation,
@@ -89,13 +89,13 @@ class MetricHistory(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on with the curves of the run that is resumed."""
+        """Continues the curves of the run that is resumed."""
         self.training, self.validation = state_dict["training"], state_dict["validation"]
         self._interval = _Interval(state_dict["interval"])
 
 
 class _Interval:
-    """Losses of some steps: on the device until they are read, all at once."""
+    """Losses of some steps, which stay on the device until all are read at once."""
 
     def __init__(self, read: Mapping[str, list[float]] | None = None) -> None:
         self._read: dict[str, list[float]] = {name: [*each] for name, each in (read or {}).items()}
@@ -112,15 +112,16 @@ class _Interval:
             self._join()
 
     def _join(self) -> None:
-        """Makes one tensor of many: a graph's inputs are not without a limit."""
+        """Joins many tensors to one, since the inputs of a graph are limited in number."""
         if self._loose:
             self._rows.append(torch.stack(self._loose).float().view(-1, len(self._names)))
             self._loose = []
             if self._rows[-1].device.type == "hpu":
-                vendor.mark_step()  # a graph of its own: that of the next step stays the same
+                # A graph of its own, so that the graph of the next step stays the same.
+                vendor.mark_step()
 
     def values(self) -> dict[str, list[float]]:
-        """Reads what is on the device; the losses of each step since the last `take`, by name."""
+        """Reads and returns the losses of each step since the last `take`, by name."""
         self._join()
         if self._rows:
             rows = torch.cat(self._rows) if len(self._rows) > 1 else self._rows[0]
@@ -131,7 +132,7 @@ class _Interval:
         return self._read
 
     def take(self) -> dict[str, float]:
-        """Returns the means, and begins anew."""
+        """Returns the means, and begins a new interval."""
         means = {name: sum(column) / len(column) for name, column in self.values().items()}
         self._read = {}
         return means

@@ -1,4 +1,4 @@
-"""What the memory of a card holds, by category, now and at its fullest."""
+"""Logs what the memory of a card holds, by category, now and at the peak."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MIB = 2**20
 
 
 class MemoryMonitor(Callback):
-    """Log what holds the memory of this rank's card, in bytes, in log steps.
+    """Logs in log steps what holds the memory of this rank's card, in bytes.
 
     `memory/weights`, `gradients`, `optimizer_state`, `communication_buckets`, `gathered_weights`,
-    `KV_cache` and `latents` are of the end of the step, as is `rest`: what else is in use, such as
-    the batch. `used` is their sum, `peak` the most that was in use since the process began, or
-    since the vendor's `reset_peak_memory_stats`, and `limit` what the card has.
+    `KV_cache` and `latents` are the sizes at the end of the step, and `rest` is all other memory in
+    use, such as the batch. `used` is their sum, `peak` the most that was in use since the process
+    began or since the vendor's `reset_peak_memory_stats`, and `limit` the memory of the card.
 
-    `peak_rest` is the peak without what stays from step to step: the activations, of a step that
-    trains. It counts gradients as they are now, though some are freed or new at the peak.
+    `peak_rest` is the peak without what stays from step to step, which in a training step are the
+    activations. It uses the present size of the gradients, which may differ at the peak.
 
-    Nothing is computed, copied or waited for. Devices other than an HPU are left alone.
+    Nothing is computed, copied or waited for. On devices other than an HPU it does nothing.
     """
 
     def on_train_batch_end(
@@ -46,7 +46,7 @@ class MemoryMonitor(Callback):
             logger.log_metrics(values, trainer.global_step - 1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tells what the card of rank zero held, and its peak."""
+        """Shows what the card of rank zero held, and its peak."""
         if trainer.strategy.root_device.type != "hpu":
             return
         sizes = memory_of(trainer)

@@ -1,4 +1,4 @@
-"""The settings of strategies as callbacks, for who leaves the strategy to the Trainer."""
+"""Callbacks with the settings of strategies, for users who leave the strategy to the Trainer."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["Compile", "Reliability"]
 
 
 class SettingCallback(Callback):
-    """Gives a strategy of ours a value while a Trainer runs; the strategy's argument comes first.
+    """Sets a value of our strategies while a Trainer runs; the strategy's argument has precedence.
 
     Args:
-        value: What the strategy is to take.
+        value: The value.
     """
 
     attribute: ClassVar[str]
-    """Where the strategy looks for it."""
+    """The strategy's attribute for the value."""
     does: ClassVar[str]
-    """What it does on HPUs, for a message."""
+    """What it does on HPUs, for messages."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tells the strategy, before it sets up the model."""
+        """Sets the value before the strategy sets up the model."""
         if not self._tell(trainer, self._value):
             rank_zero_warn(
                 f"The callback {type(self).__name__} {self.does} on HPUs, and this Trainer runs on "
@@ -38,7 +38,7 @@ class SettingCallback(Callback):
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leaves the strategy as it was."""
+        """Removes the value."""
         self._tell(trainer, None)
 
     def _tell(self, trainer: Trainer, value: Any) -> bool:
@@ -49,7 +49,7 @@ class SettingCallback(Callback):
 
 
 class Compile(SettingCallback):
-    """Compile what trains on an HPU: as `compile=` of a strategy, which comes before it.
+    """Compiles models on an HPU, like the argument `compile=` of a strategy, which has precedence.
 
     Args:
         mode: `"none"`, `"model"` or `"regions"`.
@@ -84,9 +84,9 @@ class Compile(SettingCallback):
 
 
 class Reliability(SettingCallback):
-    """What keeps a run on an HPU when something fails: as `reliability=` of a strategy.
+    """Sets how a run on an HPU handles failures, like the argument `reliability=` of a strategy.
 
-    All of it is on where nobody says otherwise; the argument of the strategy comes before this.
+    The strategy's argument has precedence.
 
     Args:
         exact_resume: checkpoints hold all random states and the position in the data.

@@ -1,4 +1,4 @@
-"""Tokens and samples a second, what share of tokens is no padding, and of the peak is used."""
+"""Measures tokens and samples per second, the share of padding, and the share of the peak."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class ThroughputReport:
     num_flops: int | None = None
     """Floating-point operations of the model, padding included; None where nobody knows them."""
     peak_flops: int | None = None
-    """What all cards can do at most, in FLOP/s; None where no peak is known of the device, and on a
-    simulated card."""
+    """The peak of all cards, in FLOP/s; None if it is not known, and on a simulated card."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -69,22 +68,22 @@ class ThroughputReport:
 
 
 class TokenThroughput(Callback):
-    """Measure training throughput, from counts that the host already has.
+    """Measures training throughput from counts that the host already has.
 
-    A batch is a mapping with `tokens_key`, its tensor of token ids (every element is a slot), and
-    may have `num_tokens` and `num_sequences`, integers made when it was collated. Without
-    `num_tokens` every slot counts as a token; without `num_sequences` every row is a sample. Ranks
-    that compute on the same batch, as with tensor parallel, count it once.
+    A batch is a mapping with `tokens_key`, a tensor of token ids, each element of which is a slot.
+    It may have the integers `num_tokens` and `num_sequences`, which collating has counted. Without
+    `num_tokens` every slot counts as a token, and without `num_sequences` every row as a sample.
+    Ranks that compute on the same batch, as with tensor parallelism, count it once.
 
-    The time is that of steps and of waiting for data; it leaves out warm-up (where graphs are
-    compiled), logging, validation and saving. Nobody waits for the device: it may lag behind the
-    host by what is queued, never by more than since the last log step, where an HPU's strategy
-    reads the losses. With `stop_on_nan=off` the first to wait is the logging, which then counts.
+    The time is that of steps and of waiting for data. It leaves out warm-up, in which graphs are
+    compiled, logging, validation and saving. It does not wait for the device, which may lag behind
+    the host by the work that is queued, but at most since the last log step, in which an HPU's
+    strategy reads the losses. With `stop_on_nan=off` logging is the first to wait, and then counts.
     Every `log_every_n_steps` the figures so far go to the loggers.
 
-    MFU needs the operations of a batch: of forward and backward, as far as they multiply matrices,
-    without what activation checkpointing repeats. "measured" counts those of the first step of each
-    shape of batch, up to 64; such a step is not timed. A simulated card has no MFU.
+    MFU needs the operations of a batch: the matrix products of forward and backward, without those
+    that activation checkpointing repeats. "measured" counts them in the first step of each shape of
+    batch, up to 64 shapes; such a step is not timed. A simulated card has no MFU.
 
     Args:
         num_warmup_steps: optimizer steps to leave out at the start of a fit.
@@ -116,7 +115,7 @@ class TokenThroughput(Callback):
         self._is_warm = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins anew: a resumed run warms up again."""
+        """Resets all counts, since a resumed run warms up again."""
         self.report, self._clock = ThroughputReport(), TrainingClock()
         self._first_step = self._logged_step = trainer.global_step
         if self._flops.start(trainer, pl_module):
@@ -149,7 +148,7 @@ class TokenThroughput(Callback):
                 self._log(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Loaders that begin again take the time of training."""
+        """Counts the start of loaders as training time."""
         self._clock.note(Between.MORE)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -163,13 +162,13 @@ class TokenThroughput(Callback):
         self._clock.note(Between.STANDSTILL)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Counts nothing of a step that was cut short."""
+        """Discards the count of a step that was cut short."""
         self._flops.end_step(is_whole=False)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Counts nothing of a step that has failed."""
+        """Discards the count of a step that has failed."""
         self._flops.end_step(is_whole=False)
 
     def _log(self, trainer: Trainer) -> None:
@@ -199,7 +198,7 @@ class TokenThroughput(Callback):
 
 
 def _has_caught_up(trainer: Trainer) -> bool:
-    """Returns whether the device has done what it was given when a log step ends."""
+    """Returns whether the device has finished its work when a log step ends."""
     strategy: Any = trainer.strategy
     settings = getattr(strategy, "reliability", None)
     return strategy.root_device.type == "cpu" or bool(getattr(settings, "stop_on_nan", False))

@@ -1,4 +1,4 @@
-"""`HPUProfiler`: what a step costs the host, and a trace of a few steps."""
+"""`HPUProfiler`, which measures what steps cost the host, and traces a few of them."""
 
 from .hpu import HPUProfiler
 

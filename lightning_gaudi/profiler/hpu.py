@@ -1,4 +1,4 @@
-"""`HPUProfiler`: `Trainer(profiler="hpu")`."""
+"""`HPUProfiler`, for `Trainer(profiler="hpu")`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .table import OperatorTable
 
 
 class RankFiles(Profiler):
-    """A profiler whose files bear the rank among all nodes, and that survives a bad folder."""
+    """A profiler with the global rank in its file names, which survives a folder it cannot use."""
 
     _rank: int
 
     @override
     def _prepare_filename(self, action_name: str | None = None, extension: str = ".txt") -> str:
-        """Lightning's file names, but always with the rank, and that among all nodes."""
+        """Returns Lightning's file name with the rank among all nodes added."""
         parts = [self._stage or "", self.filename or "", f"rank{self._rank}", action_name or ""]
         return "-".join(part for part in parts if part) + extension
 
@@ -62,18 +62,18 @@ class RankFiles(Profiler):
 
 
 class HPUProfiler(RankFiles, PyTorchProfiler):
-    """Where a run's time goes: `Trainer(profiler="hpu")`.
+    """Shows where a run's time goes: `Trainer(profiler="hpu")`.
 
-    Of every step it measures, without waiting for the device, the time on the host, the gap to the
-    next step, and what the device counts: launches, host syncs, CPU fallbacks, graph compilations
-    and their time, and for what shapes graphs were compiled again. Of a few steps it takes a trace,
-    one file a rank: `fit-rank0.4.pt.trace.json` ends with step 4, the first step being 0. Perfetto,
-    chrome://tracing and TensorBoard show it. The device is in it, too, where torch or the vendor
-    can record it; the summary says where they cannot.
+    For every step it measures, without waiting for the device, the time on the host, the gap to the
+    next step, and the device's counts: launches, host syncs, CPU fallbacks, graph compilations and
+    their time, and the shapes for which graphs were compiled again. It traces a few steps to one
+    file for each rank: `fit-rank0.4.pt.trace.json` ends with step 4, where the first step is 0.
+    Perfetto, chrome://tracing and TensorBoard show it. The trace includes the device if torch or
+    the vendor can record it, and the summary says if they cannot.
 
-    As with Lightning's `PyTorchProfiler`, `function_events` are the events of the last trace, after
-    `fit`, `validate`, `test` and `predict` alike, and None before there is one. Unlike with it, a
-    step goes from fetching its batch to fetching the next, in `fit` a training step.
+    As in Lightning's `PyTorchProfiler`, `function_events` holds the events of the last trace, of
+    any stage, and is None before the first. Unlike there, a step lasts from fetching its batch to
+    fetching the next, and in `fit` it is a training step.
     """
 
     AVAILABLE_SORT_KEYS = set(SORT_KEYS)  # noqa: RUF012 (Lightning's attribute, and its type)
@@ -85,7 +85,8 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         dirpath: str | Path | None = None,
         filename: str | None = None,
         group_by_input_shapes: bool = False,
-        # By keyword only: lightning-habana had export_to_chrome next, and Lightning has emit_nvtx.
+        # Keyword-only from here: lightning-habana has export_to_chrome in this position, and
+        # Lightning emit_nvtx.
         *,
         emit_nvtx: bool = False,
         export_to_chrome: bool = True,
@@ -96,7 +97,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         schedule: AskedSchedule = "default",
         **profiler_kwargs: Any,
     ) -> None:
-        """Chooses what to record, and where to.
+        """Creates the profiler.
 
         Args:
             dirpath: Folder for traces and reports; by default the logger's folder, or
@@ -113,10 +114,10 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
                 are there while a step is recorded. Compiled code has none.
             table_kwargs: Show torch's table of operators in the place of ours, with these arguments
                 of its `EventList.table`.
-            schedule: Says of each step what to do, as for `torch.profiler`. By default step 1
-                warms up and steps 2 to 4 are recorded, but all of a run of fewer than 5 steps,
-                with what comes between and after them. None records everything, also outside a
-                Trainer: from the first action on until `describe`.
+            schedule: Returns what to do in each step, as for `torch.profiler`. By default step 1
+                warms up and steps 2 to 4 are recorded; of a run of fewer than 5 steps everything
+                is recorded, between the steps, too. None records everything from the first action
+                to `describe`, also outside of a Trainer.
             profiler_kwargs: Further arguments for `torch.profiler.profile`. Besides, as in
                 Lightning, `export_to_flame_graph=True` writes `<stage>-rank<rank>.<step>.stack`,
                 weighed by `metric`: `self_cpu_time_total` or `self_hpu_time_total`.
@@ -127,8 +128,8 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
                 another one.
             TypeError: torch's profiler has no such argument.
         """
-        # Lightning's default schedule cannot be pickled, and its default key is CUDA's where there
-        # is a GPU, too. Ours of both are kept here.
+        # Lightning's default schedule cannot be pickled, and its default key is CUDA's on a machine
+        # with a GPU. So ours are kept here, and Lightning gets neutral values.
         super().__init__(
             dirpath=dirpath,
             filename=filename,
@@ -156,7 +157,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begins anew, for `stage`."""
+        """Resets the profiler for `stage`."""
         if self._stage is None and self._recorder is not None:
             self._recorder.discard()
         self._stop()
@@ -169,12 +170,12 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
     @override
     @contextmanager
     def profile(self, action_name: str) -> Generator[str, None, None]:
-        """Measures what is done in the `with` block; the trace shows it under this name."""
+        """Measures the block, which the trace shows under this name."""
         with super().profile(action_name):
             try:
                 yield action_name
             except BaseException:
-                # No summary follows, but the trace of a failed run may tell why it failed.
+                # No summary follows a failure, but the trace may show why the run has failed.
                 if action_name.endswith(self._names.outermost):
                     self._stop()
                 raise
@@ -211,7 +212,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def summary(self) -> str:
-        """Gives what the steps cost, where the trace is, what it lacks, and the operators in it."""
+        """Returns the costs of the steps, the trace's path, what it lacks, and its operators."""
         self._end_step()
         self._stop()
         if problem := None if self._recorder is None else self._recorder.problem:
@@ -222,14 +223,14 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
 
     @override
     def teardown(self, stage: str | None) -> None:
-        """Records no more."""
+        """Stops recording."""
         self._stop()
         if self._stage is None:
             self._recorder = None
         super().teardown(stage)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns all but the model, of which Lightning leaves a proxy here that may be gone."""
+        """Returns the state without the model, for which Lightning holds a weak proxy."""
         return {**vars(self), "_lightning_module": None}
 
     @property
@@ -278,9 +279,10 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
         return self._recorder
 
     def _records_around_steps(self, action_name: str) -> bool:
-        """Tells if to begin with this action, but not with one of the Trainer's before `setup`.
+        """Returns whether recording begins with this action.
 
-        There is no card bound to this process yet, which torch's profiler might open.
+        It does not begin with an action of the Trainer's before `setup`: this process is not bound
+        to a card then, and torch's profiler might open one.
         """
         is_early = self._stage is None and action_name.startswith("[")
         return self._asked_schedule is None and not is_early
@@ -290,7 +292,7 @@ class HPUProfiler(RankFiles, PyTorchProfiler):
             self._recorder.advance()
 
     def _leave_steps(self) -> None:
-        """Charges what follows to no step."""
+        """Ends the step, and charges what follows to none."""
         self._end_step()
         self._meter.forget_gap()
 

@@ -1,4 +1,4 @@
-"""Ranges named after the submodules of a model, while they are recorded."""
+"""Adds ranges for the submodules of a model to a trace."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lightning_gaudi.compilation.method import CompiledMethod, is_compiled
 
 
 class ModuleRanges:
-    """Puts the forward of each submodule into the trace, as Lightning's RegisterRecordFunction.
+    """Records the forward of each submodule, like Lightning's RegisterRecordFunction.
 
-    Unlike that one it closes the range of a forward that raises, knows a module that calls itself,
-    and leaves out what is compiled: torch.compile would do so anew with the hooks and without them,
-    and a ScriptModule takes none.
+    Unlike that, it closes the range of a forward that raises, handles a module that calls itself,
+    and leaves out compiled modules: torch.compile would compile again when the hooks come and go,
+    and a ScriptModule does not take hooks.
 
     Args:
-        model: Whose submodules are shown, each by its name in `named_modules`.
+        model: The model, whose submodules are shown by their names in `named_modules`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -29,11 +29,11 @@ class ModuleRanges:
         self._handles: list[RemovableHandle] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the state without the model, which is not sent with its record."""
+        """Returns the state without the model, which is not to be pickled along."""
         return {"_model": nn.Module(), "_handles": []}
 
     def show(self, is_shown: bool) -> None:
-        """Puts the hooks onto the modules, or takes them off again."""
+        """Adds or removes the hooks."""
         if is_shown and not self._handles:
             compiled = _compiled_modules(self._model)
             for name, module in self._model.named_modules():
@@ -46,7 +46,7 @@ class ModuleRanges:
 
     def _hook(self, name: str, module: nn.Module) -> None:
         kind = type(module)
-        # The name by which TensorBoard's plugin knows Lightning's modules.
+        # TensorBoard's plugin recognizes Lightning's modules by this prefix.
         title = f"[pl][module]{kind.__module__}.{kind.__name__}: {name}"
         entered: list[record_function] = []
         self._handles += [
@@ -56,7 +56,7 @@ class ModuleRanges:
 
 
 def _compiled_modules(model: nn.Module) -> set[nn.Module]:
-    """Returns the modules whose hooks would be compiled, or that take none."""
+    """Returns the modules whose hooks would be compiled, or that take no hooks."""
     # `_compiler_ctx` is Lightning's mark of a model that came compiled.
     if getattr(model, "_compiler_ctx", None) or any(
         isinstance(each, CompiledMethod) for each in vars(model).values()
@@ -69,13 +69,14 @@ def _compiled_modules(model: nn.Module) -> set[nn.Module]:
         if module._compiled_call_impl or isinstance(module, torch.jit.ScriptModule):
             found.update(module.modules())
         elif "_orig_mod" in module._modules:
-            # What torch.compile(module) gives has hooks of its own, before what is compiled.
+            # The wrapper that torch.compile(module) returns runs its own hooks outside of the
+            # graph.
             found.update({*module.modules()} - {module})
     return found
 
 
 def _enter(title: str, entered: list[record_function], *_: Any) -> None:
-    # A function may be compiled, too, and that cannot be seen from its modules.
+    # A compiled function may call the module, which the modules do not show.
     if not torch.compiler.is_compiling():
         entered.append(record_function(title))
         entered[-1].__enter__()  # type: ignore[no-untyped-call]

@@ -1,9 +1,8 @@
-"""Torch's profiler over the steps that a schedule picks, with the HPU where it can be recorded.
+"""Runs torch's profiler over scheduled steps, with the HPU if that can be recorded.
 
 The vendor replaces classes of `torch.profiler` when its package is imported (releases 1.19 to
-1.24), and newer torch has an activity for the HPU of its own. Nothing here is therefore bound at
-import: what is in `torch.profiler` when recording starts is what is used, whoever imported what
-first.
+1.24), and newer torch has its own activity for the HPU. So names are looked up in `torch.profiler`
+when recording starts, and the order of imports does not matter.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lightning_gaudi._core import vendor
 from .modules import ModuleRanges
 from .schedule import Schedule
 
-# Bound now, before the vendor may replace it.
+# Bound at import, before the vendor's package can replace it.
 _TORCHS_ACTIVITY = torch.autograd.ProfilerActivity  # type: ignore[attr-defined]
 _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _NO_HPU = (
@@ -32,11 +31,11 @@ _NO_HPU = (
 
 @dataclass(frozen=True)
 class Recorded:
-    """What is in a trace."""
+    """The content of a trace."""
 
     steps: tuple[int, ...]
     is_whole: bool
-    """Whether what ran around the steps is in it, too."""
+    """Whether it also contains what ran around the steps."""
 
     def __str__(self) -> str:
         if not self.steps:
@@ -49,10 +48,10 @@ class Recorded:
 
 
 class Recorder:
-    """Records steps, and the ranges in them and between.
+    """Records steps, and ranges within and between them.
 
     Args:
-        schedule: Says of each step, counted from 0, what to do; None records from now to `stop`.
+        schedule: Returns what to do in each step, counted from 0; None records until `stop`.
         activities: What to record; the host, and the HPU where that is possible, by default.
         is_hpu: Whether the steps run on an HPU.
         on_ready: Is called with torch's profiler and what it recorded when a trace is complete.
@@ -89,7 +88,7 @@ class Recorder:
             self.profile = profiler.profile(
                 activities=chosen, schedule=schedule, on_trace_ready=self._ready, **settings
             )
-            # By this TensorBoard's plugin knows that the ranges are Lightning's.
+            # TensorBoard's plugin shows Lightning's ranges only with this entry.
             self.profile.preset_metadata_json("Framework", '"pytorch-lightning"')
             self.profile.start()
             self._show_modules()
@@ -100,12 +99,12 @@ class Recorder:
         return self.profile is not None and self.profile.current_action in _RECORDS
 
     def begin_step(self) -> None:
-        """Notes that a step begins, and marks it unless torch does, by a schedule."""
+        """Begins a step, and marks it in the trace unless torch does so by a schedule."""
         if self._is_whole and self.profile is not None:
             self._step = _range(f"ProfilerStep#{self.profile.step_num}")
 
     def advance(self) -> None:
-        """Notes that the step has ended; where its trace is complete, `on_ready` is called."""
+        """Ends a step; calls `on_ready` if its trace is complete."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
@@ -116,7 +115,7 @@ class Recorder:
             self._show_modules()
 
     def stop(self) -> None:
-        """Records no more; what has been recorded of an unfinished trace goes to `on_ready`."""
+        """Stops recording; an unfinished trace goes to `on_ready`."""
         profile, self.profile = self.profile, None
         self._show_modules()
         self._ranges.clear()
@@ -125,14 +124,14 @@ class Recorder:
             profile.stop()
 
     def discard(self) -> None:
-        """Records no more, and forgets what has been recorded."""
+        """Stops recording, and discards an unfinished trace."""
         self._on_ready = lambda profile, recorded: None
         self.stop()
 
     def enter(self, name: str) -> None:
         """Begins a range, if the step is recorded."""
         if self.is_recording:
-            # The prefix by which TensorBoard's plugin knows Lightning's ranges.
+            # TensorBoard's plugin recognizes Lightning's ranges by this prefix.
             self._ranges.setdefault(name, []).append(_range(f"[pl][profile]{name}"))
 
     def exit(self, name: str) -> None:
@@ -146,12 +145,12 @@ class Recorder:
             self._on_ready(profile, recorded)
 
     def _show_modules(self) -> None:
-        """Hooks cost time: they are there while there is something to record."""
+        """Adds the modules' hooks, which cost time, only while a step is recorded."""
         if self._modules is not None:
             self._modules.show(self.is_recording)
 
     def _choose(self, profiler: Any, asked: Iterable[Any] | None, is_hpu: bool) -> list[Any]:
-        """Returns the activities under the names of the profiler as it is now."""
+        """Returns the activities as members of the profiler's present class."""
         chosen = list(("CPU", "HPU") if asked is None else asked)
         device = [activity for activity in chosen if activity_name(activity) == "HPU"]
         self.has_hpu = bool(device) and is_hpu and _has_hpu_activity(profiler)
@@ -166,7 +165,7 @@ class Recorder:
 
 
 def torch_profiler() -> Any:
-    """`torch.profiler`, after the vendor has replaced what it replaces."""
+    """Returns `torch.profiler` once the vendor's package has made its replacements."""
     if vendor.is_available():
         vendor.package()
     return torch.profiler
@@ -185,6 +184,7 @@ def _range(name: str) -> AbstractContextManager[Any]:
 
 def _has_hpu_activity(profiler: Any) -> bool:
     activity = getattr(profiler.ProfilerActivity, "HPU", None)
-    # The vendor's own class has the activity because the vendor records it; torch's has it anyway.
+    # torch's class has the member whether or not anything records it. The vendor's class has it
+    # only if the vendor records it.
     is_torchs = isinstance(activity, _TORCHS_ACTIVITY)
     return activity in profiler.supported_activities() if is_torchs else activity is not None

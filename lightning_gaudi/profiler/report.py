@@ -1,4 +1,4 @@
-"""The summary: the steps, and of a trace where it is, what it lacks, and its operators."""
+"""The summary of a profiled run: its steps, its traces with what they lack, and its operators."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class TraceReport:
     rank: int
     table: OperatorTable
     lines: list[str] = field(default_factory=list)
-    """One for each file, saved or not."""
+    """A line for each file, saved or not."""
     notes: list[str] = field(default_factory=list)
     """What the traces lack."""
     operators: str = ""
     """The table of the last trace."""
     reads: str = ""
-    """How many values the last trace shows to be read, in words."""
+    """A sentence on how many values the last trace shows to be read."""
 
     def describe(self, profile: Any, recorded: Recorded) -> EventList | None:
-        """Keeps the operators of a trace, before it is gone.
+        """Keeps the operators of a trace before it is discarded.
 
         Returns:
             The trace's events, or None if torch's profiler was told not to make them.
@@ -61,7 +61,7 @@ class TraceReport:
         return events
 
     def save(self, profile: Any, recorded: Recorded, target: str, has_hpu: bool) -> None:
-        """Writes a trace; where that fails there is one trace less, not a failed run."""
+        """Writes a trace; a failure is reported, and does not end the run."""
         has_events = self._save("trace", recorded, lambda: save_trace(profile, target))
         if has_events is None:
             return
@@ -70,7 +70,7 @@ class TraceReport:
             self.note("The trace shows the host only: the device reported nothing to torch.")
 
     def save_stacks(self, profile: Any, recorded: Recorded, target: str, key: str) -> None:
-        """Writes the stacks of a trace for a flame graph; where that fails there are none."""
+        """Writes the stacks of a trace for a flame graph; a failure does not end the run."""
         has_stacks = self._save("stacks", recorded, lambda: save_stacks(profile, target, key))
         if has_stacks is None:
             return
@@ -79,7 +79,7 @@ class TraceReport:
             self.note(f"The stacks are empty: torch's profiler has none with {key} above 0.")
 
     def note(self, text: str) -> None:
-        """Says once what is missing."""
+        """Notes once what is missing."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -87,8 +87,8 @@ class TraceReport:
         """Returns the whole summary.
 
         Args:
-            title: What the steps are called.
-            meter: Has measured them.
+            title: The name of the steps.
+            meter: The meter that has measured them.
             device: The type of the device that they ran on.
             world_size: The number of ranks.
         """
@@ -114,7 +114,7 @@ class TraceReport:
             self.note(f"This device does not count host syncs.{reads}")
 
     def _save(self, what: str, recorded: Recorded, save: Callable[[], bool]) -> bool | None:
-        """Returns what `save` found in the file, or None if there is no file."""
+        """Returns the result of `save`, or None if it has failed."""
         try:
             return save()
         except OSError as error:

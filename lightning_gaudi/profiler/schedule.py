@@ -1,4 +1,4 @@
-"""Which steps are recorded."""
+"""Decides which steps are recorded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.profiler import ProfilerAction
 
 Schedule = Callable[[int], ProfilerAction]
-"""Number of a step, from 0 on -> what to do in it."""
+"""A function from the number of a step, from 0 on, to what to do in it."""
 AskedSchedule = Schedule | Literal["default"] | None
-"""What `HPUProfiler` takes: None records everything."""
+"""The argument of `HPUProfiler`; None records everything."""
 
 
 def default_schedule(num_planned: float) -> Schedule | None:
-    """Steps 2 to 4 of a run, or all of one that is shorter than five steps."""
+    """Returns a schedule for steps 2 to 4, or None, for everything, if there are fewer than 5."""
     if num_planned < 5:
         return None
     return torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
@@ -28,7 +28,7 @@ def schedule_for(asked: AskedSchedule, trainer: pl.Trainer | None, stage: str) -
     """Returns the schedule of a run.
 
     Args:
-        asked: What the user asked for.
+        asked: The user's argument.
         trainer: Has its data loaders already; None outside a Trainer.
         stage: "fit", "validate", "test" or "predict".
     """
@@ -54,10 +54,10 @@ def planned_steps(trainer: pl.Trainer, stage: str) -> float:
 
 
 def check_schedule(asked: Any) -> None:
-    """Refuses a schedule that torch's profiler would stumble over in the middle of a run.
+    """Refuses a schedule that would make torch's profiler fail in the middle of a run.
 
     Raises:
-        MisconfigurationException: It is none.
+        MisconfigurationException: It is not a schedule.
     """
     if asked is None or asked == "default":
         return

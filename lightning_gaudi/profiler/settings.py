@@ -1,4 +1,4 @@
-"""What `HPUProfiler` accepts, and what it says of the rest."""
+"""Checks the arguments of `HPUProfiler`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """How torch's profiler is to record, and what becomes of it."""
+    """How torch's profiler records, and what is done with the traces."""
 
     activities: tuple[Any, ...] | None
     """What to record; by default the host, and the HPU where that is possible."""
@@ -44,7 +44,7 @@ class TraceSettings:
     exports_trace: bool
     """Whether a trace is written as a file."""
     stacks_by: str | None
-    """What the stacks of a flame graph are weighed by; None writes none."""
+    """The key that weighs the stacks of a flame graph; None writes none."""
     arguments: dict[str, Any]
     """Further arguments of `torch.profiler.profile`."""
 
@@ -52,7 +52,7 @@ class TraceSettings:
 def trace_settings(
     arguments: dict[str, Any], *, by_shape: bool, exports_trace: bool
 ) -> TraceSettings:
-    """Checks what `HPUProfiler` was given for torch's profiler.
+    """Checks the arguments of `HPUProfiler` for torch's profiler.
 
     Args:
         arguments: By name; those of Lightning's `PyTorchProfiler` included.
@@ -70,7 +70,7 @@ def trace_settings(
             "HPUProfiler(group_by_input_shapes=True) needs the shapes, but record_shapes=False "
             "leaves them out. Pass one of the two."
         )
-    # As in Lightning, passing it takes the place of the file, even if it is None.
+    # As in Lightning, passing on_trace_ready replaces the file, even if it is None.
     exports_trace = exports_trace and "on_trace_ready" not in arguments
     on_ready = arguments.pop("on_trace_ready", None)
     stacks_by = _stacks(arguments)
@@ -117,7 +117,7 @@ def _check_activities(asked: Iterable[Any] | None) -> tuple[Any, ...] | None:
 
 
 def _stacks(arguments: dict[str, Any]) -> str | None:
-    """Tells what to weigh stacks by, if any; torch's profiler is told to keep them."""
+    """Returns the key that weighs stacks, if any, and makes torch's profiler keep stacks."""
     key = arguments.pop("metric", _STACK_KEYS[0])
     if not arguments.pop("export_to_flame_graph", False):
         return None
@@ -131,7 +131,8 @@ def _stacks(arguments: dict[str, Any]) -> str | None:
             "leaves them out. Pass one of the two."
         )
     if arguments.get("experimental_config") is None:
-        # Without it torch's events have no stacks (pytorch/pytorch#100253); the trace has them.
+        # Without `verbose` torch's events have no stacks, though the trace has some
+        # (pytorch/pytorch#100253).
         verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
         arguments["experimental_config"] = verbose
     return str(key)

@@ -1,4 +1,4 @@
-"""What each step costs the host, and what it had the device do: cheap enough for every step."""
+"""Measures what each step costs the host and makes the device do, cheaply enough for every step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ORDER = (HOST, GAP, DATA, LAUNCHES, SYNCS, FALLBACKS, GRAPHS, COMPILING)
 _COUNTS = {LAUNCHES: "launch", SYNCS: "host_sync", FALLBACKS: "cpu_fallback"}
 
 Totals = dict[str, float]
-"""Row of the table -> its total since the start of the process; seconds where it is a time."""
+"""The totals since the start of the process by row of the table; times are in seconds."""
 
 
 def device_totals() -> Totals:
-    """Returns what the device counts; it is asked without waiting for it."""
+    """Returns the device's counts, without waiting for it."""
     totals: Totals = {}
     for row, name in _COUNTS.items():
         if (metric := vendor.metric(name)) is not None:
@@ -37,7 +37,7 @@ def device_totals() -> Totals:
 
 
 class _Stopwatch:
-    """Counts the seconds in which it runs; it starts at once unless it is told otherwise."""
+    """Counts seconds while it runs; it starts at once by default."""
 
     def __init__(self, *, is_running: bool = True) -> None:
         self._seconds = 0.0
@@ -52,7 +52,7 @@ class _Stopwatch:
         return self._seconds + running
 
     def run(self) -> None:
-        """Goes on counting."""
+        """Starts or continues counting."""
         self._since = time.perf_counter()
 
     def pause(self) -> None:
@@ -61,7 +61,7 @@ class _Stopwatch:
 
 
 class StepMeter:
-    """Measures steps from the outside, without waiting for the device.
+    """Measures steps, without waiting for the device.
 
     The profiler calls, for each step and in this order:
 
@@ -72,13 +72,13 @@ class StepMeter:
     | `step_started`, `step_stopped` | measure the step on the host; the gap then begins |
     | `close` | ends the charge; returns False if no step has run since the last one |
 
-    A step so pays for all between the fetching of its batch and that of the next, or something that
-    is no part of a step, such as a validation. Between `close` and `open` no clock runs: there the
-    profiler does its own work.
+    So a step is charged with everything from fetching its batch to fetching the next one, or to
+    something that is not part of a step, such as a validation. Between `close` and `open` no clock
+    runs, since the profiler does its own work there.
 
     Args:
-        read_totals: Gives the device's counts.
-        recompilations: Tells why graphs were compiled again.
+        read_totals: Returns the device's counts.
+        recompilations: Reports why graphs were compiled again.
     """
 
     def __init__(
@@ -117,11 +117,12 @@ class StepMeter:
             self._gap.run()
 
     def close(self) -> bool:
-        """Ends a step with the costs so far; returns whether there was one."""
+        """Ends a step with the costs so far, and returns whether there was one."""
         if not self._has_run:
             return False
         self._has_run = False
-        if self._before is not None:  # a step whose batch was fetched by nobody was never opened
+        # A step whose batch was not fetched by Lightning was never opened.
+        if self._before is not None:
             totals = self._read_totals()
             for name, total in totals.items():
                 self.values[name].append(total - self._before.get(name, 0.0))
@@ -138,17 +139,17 @@ class StepMeter:
         self.recompiled += [f"step {self.num_steps - 1}: {cause}" for cause in causes[:room]]
 
     def forget_gap(self) -> None:
-        """Counts what comes before the next step as no gap between two."""
+        """Excludes the time before the next step from the gaps."""
         self._gap = None
 
     def fetch_started(self) -> None:
         """Notes that a batch is being fetched."""
-        # A step that is given the iterator fetches by itself: that is part of its own time.
+        # A step that takes the iterator (`dataloader_iter`) fetches by itself, in its own time.
         if self._step is None:
             self._fetching.run()
 
     def fetch_stopped(self) -> None:
-        """Notes that the batch is there."""
+        """Notes that the batch has been fetched."""
         self._fetching.pause()
 
     def step_started(self) -> None:
@@ -172,7 +173,7 @@ class StepMeter:
         rows = [f"{'':20}{'median':>12}{'max':>12}{'total':>12}"]
         for name in _ORDER:
             values = self.values[name]
-            # A card that compiles nothing, as a simulated one, tells no time of it.
+            # A card that does not compile, such as a simulated one, has no time for it.
             if values and (name != COMPILING or sum(values)):
                 show = show_seconds if name in _TIMES else _number
                 figures = (statistics.median(values), max(values), sum(values))
@@ -181,7 +182,7 @@ class StepMeter:
 
 
 def show_seconds(seconds: float) -> str:
-    """Returns a time for people, in a few characters."""
+    """Returns a time as a short text."""
     if seconds >= 10:
         return f"{seconds:,.1f} s"
     return f"{seconds * 1e3:,.1f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3f} ms"
@@ -193,25 +194,25 @@ def _number(count: float) -> str:
 
 _FIT = "fit"
 EPOCH = "run_training_epoch"
-"""All training steps of an epoch."""
+"""Lightning's action around all training steps of an epoch."""
 
 
 class Stage(NamedTuple):
-    """The names, or their endings, under which Lightning profiles a stage."""
+    """The names of Lightning's actions in a stage, or the endings of the names."""
 
     name: str
-    """As `Trainer` has it: "fit", "validate", "test" or "predict"."""
+    """The Trainer's name: "fit", "validate", "test" or "predict"."""
     title: str
-    """What its steps are called."""
+    """The name of its steps."""
     fetch: str
     """Fetching a batch, with which a step begins."""
     step: str
     """The step, without fetching and logging."""
     outermost: str
-    """An exception that leaves this ends the stage."""
+    """The action around all steps; an exception that leaves it ends the stage."""
 
     def is_between_steps(self, action_name: str) -> bool:
-        """Returns whether what Lightning does now is no part of a step, and ends one."""
+        """Returns whether an action is not part of a step, and ends one."""
         if self.name == _FIT and ".on_validation_" in action_name:
             return True
         return action_name.endswith("_epoch_end") or action_name == "save_checkpoint"

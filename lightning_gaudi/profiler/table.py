@@ -1,4 +1,4 @@
-"""The operators of a trace, as a table."""
+"""Lists the operators of a trace in a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .steps import show_seconds
 
 _MODULE = "[pl][module]"
 _HOOKS = ("ProfilerStep", "[pl][profile][", "[pl][profile]run_training_")
-"""Ranges that are in the trace but are no operators; the user's own are listed with these."""
+"""Ranges in the trace that are not operators; the user's own ranges are listed."""
 _NAME_WIDTH = 44
 
 
@@ -26,10 +26,10 @@ class OperatorTable:
     by_shape: bool
     """Whether operators of different input shapes are told apart."""
     torchs: dict[str, Any] = field(default_factory=dict)
-    """Arguments of torch's `EventList.table`, whose table then takes the place of ours."""
+    """Arguments of torch's `EventList.table`; if there are any, its table replaces ours."""
 
     def show(self, averages: Any) -> str:
-        """Returns the table of what torch's profiler has averaged."""
+        """Returns the table of the averages of torch's profiler."""
         if self.torchs:
             table = averages.table(sort_by=self._key, row_limit=self.row_limit, **self.torchs)
             return str(table).rstrip()

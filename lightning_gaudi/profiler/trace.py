@@ -1,4 +1,4 @@
-"""Chrome traces and stacks as files: written at once or not at all, and looked into."""
+"""Writes Chrome traces and stacks at once or not at all, and checks their content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_fil
 
 from ..checkpoint.atomic import write_atomically
 
-# Of an event of the device: the categories of Kineto and of the vendor's writer (release 1.19).
+# The categories of an event of the device, Kineto's and those of the vendor's writer (1.19).
 _DEVICE_EVENT = re.compile(
     rb'"cat"\s*:\s*"(?:kernel|hpu_op|(?:gpu_)?mem(?:cpy|set))"', re.IGNORECASE
 )
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def save_trace(profile: Any, target: str) -> bool:
-    """Writes the trace that torch's profiler holds to `target`; return whether a device is in it.
+    """Writes the trace of torch's profiler to `target`, and returns whether a device is in it.
 
     Raises:
         OSError: It cannot be written.
@@ -30,18 +30,18 @@ def save_trace(profile: Any, target: str) -> bool:
 
 
 def save_stacks(profile: Any, target: str, key: str) -> bool:
-    """Writes stacks for a flame graph, a line each; returns whether there are any.
+    """Writes stacks for a flame graph, one on each line, and returns whether there are any.
 
     Args:
         profile: Torch's profiler.
         target: Path or URL of the file.
-        key: What the stacks are weighed by, an attribute of torch's events; "hpu" in it is the
-            device.
+        key: The attribute of torch's events that weighs the stacks; "hpu" in it means the device.
 
     Raises:
         OSError: It cannot be written.
     """
-    # Torch has one attribute for all devices, under the names of those that it knows.
+    # `export_stacks` accepts only the attribute's names for CUDA and XPU, though it holds for any
+    # device.
     name = key.replace("hpu", "cuda")
     return _save(
         lambda path: profile.export_stacks(str(path), name), target, lambda p: p.stat().st_size > 0
@@ -49,19 +49,22 @@ def save_stacks(profile: Any, target: str, key: str) -> bool:
 
 
 def holds_device_events(trace: Path) -> bool:
-    """Returns whether a Chrome trace has events of a device; it is searched, not parsed."""
+    """Returns whether a Chrome trace has events of a device."""
     rest = b""
+    # Searched and not parsed, since a trace may have hundreds of megabytes.
     with trace.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             if _DEVICE_EVENT.search(rest + chunk):
                 return True
+            # A match may begin in one chunk and end in the next.
             rest = chunk[-64:]
     return False
 
 
 def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bool]) -> bool:
-    """Lets `export` write a file, moves it to `target`, and returns what `look` says of it."""
+    """Lets `export` write a file, moves it to `target`, and returns the result of `look`."""
     with tempfile.TemporaryDirectory() as folder:
+        # torch decides by the suffix of the name whether to compress the file.
         exported = Path(folder, Path(target).name)
         export(exported)
         if _is_local_file_protocol(target):
@@ -74,11 +77,12 @@ def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bo
 
 
 def _export(profile: Any, target: Path) -> None:
-    """Lets torch write the trace; torch does not say if it could not."""
+    """Lets torch write the trace, and raises if that failed, which torch does not report."""
     target.touch()
     try:
         profile.export_chrome_trace(str(target))
-    except RuntimeError as error:  # the vendor's: it reads again what torch has written
+    # The vendor's profiler reads again what torch has written, and fails if that was cut short.
+    except RuntimeError as error:
         raise OSError(f"Could not export the trace to {target.parent}: {error}") from error
     with target.open("rb") as file:
         file.seek(max(0, target.stat().st_size - 64))
