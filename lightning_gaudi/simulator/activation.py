@@ -1,9 +1,9 @@
-"""Turn this process into one with a simulated HPU.
+"""Gives this process a simulated HPU.
 
-Called at the end of `import torch`, when the environment asks for the simulator, or by
-`import lightning_gaudi`. It must come before anything asks torch which accelerator there is: torch
-then settles on the answer. The device is registered in lazy mode too, where the vendor's package
-waits for its first import.
+`activate` is called at the end of `import torch`, when the environment asks for the simulator, or
+by `import lightning_gaudi`. It must come before anything asks torch which accelerator there is,
+because torch then keeps the answer. The device is registered in lazy mode too, although the
+vendor's package registers it there at its own first import only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_active() -> bool:
 
 
 def activate() -> None:
-    """Gives this process the simulated HPU that the environment describes; again is harmless.
+    """Gives this process the simulated HPU that the environment describes, if it has none yet.
 
     Raises:
         SimulatorError: The simulator was not asked for, or cannot be had.
@@ -57,6 +57,8 @@ def activate() -> None:
     importlib.import_module("torch")  # which may activate by its entry point
     if _status != "off":
         return
+    # Starting imports modules that call `activate` again, as `lightning_gaudi` does: they return at
+    # the check above.
     _status = "starting"
     try:
         refuse_vendor(f"{SIMULATE}={settings.num_cards}")
@@ -95,7 +97,7 @@ def refuse_vendor(asking: str) -> None:
         asking: What asks for the simulator, as the user typed it.
 
     Raises:
-        SimulatorError: It is.
+        SimulatorError: The vendor's package is installed.
     """
     if (place := _find_vendor()) is not None:
         raise SimulatorError(
@@ -125,6 +127,8 @@ def _start(settings: Settings) -> None:
     import torch
 
     set_mode(read_rule_mode())
+    # The variables of the rules are checked before the build, so that a misspelt one is refused in
+    # a moment and not after a minute of compiling.
     exempted = read_exempt()
     table.check_exempt(exempted)
     exempt(exempted)
@@ -132,6 +136,7 @@ def _start(settings: Settings) -> None:
     try:
         device.hide_accelerators()
         hooks = device.install_hooks()
+        # Operators look up the rules, which therefore are there before any operator is.
         table.install(device, settings)
         device.install()
         if settings.is_dry:
@@ -143,6 +148,8 @@ def _start(settings: Settings) -> None:
     device.compose_attention(not settings.card.has_fused_attention)
     device.set_workspace_bytes(read_workspace_bytes())
     device.set_server(server_name())
+    # torch has one accelerator a process. Where hiding the others was not enough, this says so now,
+    # and not at the first tensor.
     accelerator: Any = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "hpu":
         raise SimulatorError(
@@ -157,10 +164,11 @@ def _start(settings: Settings) -> None:
 
 
 def _make_dry(device: ModuleType) -> None:
-    """Stops the card from computing; its tensors are shown without values, as on "meta"."""
+    """Stops the card from computing and shows its tensors without values, as torch does "meta"."""
     import torch._tensor_str as shown
 
     device.set_dry()
+    # The memory of a dry card holds no values that could be printed.
     show_values: Any = shown._tensor_str
 
     def show(tensor: Any, indent: int) -> str:
@@ -172,17 +180,18 @@ def _make_dry(device: ModuleType) -> None:
 
 def _import_stand_in() -> ModuleType:
     """Imports `habana_frameworks.torch.core`, which registers `torch.hpu`."""
-    # Another copy's would come first, which whoever started this process has put there.
+    # A parent process of another copy of the package may have put its stand-in into PYTHONPATH:
+    # that one would be found first.
     sys.path[:] = [entry for entry in sys.path if not _is_stand_in(entry)] + [str(STAND_IN)]
     return importlib.import_module(f"{_VENDOR}.torch.core")
 
 
 def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
-    """Lets this thread run its backwards itself, instead of waking autograd's for the card.
+    """Lets this thread run its backwards itself, instead of waking autograd's thread for the card.
 
     torch gives every accelerator a thread, which waits for the card while the caller works on. Here
-    there is nothing to wait for, and waking it costs a small model half of its step. Backwards of
-    other threads still go there.
+    there is nothing to wait for, and waking that thread costs a small model half of its step.
+    Backwards that other threads start still go there.
     """
     import torch
 
@@ -197,12 +206,13 @@ def _keep_backward_on_its_thread(*, has_queue: bool) -> None:
 
 
 def _has_queue(device: ModuleType) -> bool:
-    """Tells if torch's engine, which counts accelerators at the first backward, knows of ours.
+    """Returns whether torch's engine, which counts accelerators at the first backward, has ours.
 
-    A fork tries it: whoever has the engine's threads can fork no ranks.
+    A forked child tries it, because a process in which the engine has started its threads can fork
+    no ranks any more.
     """
     with warnings.catch_warnings():
-        # Of other threads, which it does without.
+        # Python 3.12 warns of a fork beside other threads; the child needs none of them.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
@@ -215,24 +225,24 @@ def _has_queue(device: ModuleType) -> bool:
 
 
 def _end_cleanly(device: ModuleType, pid: int) -> None:
-    """Keeps other threads from needing the interpreter when it has ended: that would abort.
-
-    Autograd's lets go of what it holds, and is not woken to end itself (the limit is read at exit).
-    gloo's may end collectives that nobody waited for: their tensors are never freed.
-    """
+    """Keeps other threads from needing the interpreter when it has ended, which would abort."""
     import torch
 
-    # A forked child has no such thread; who has used no card is not to take one now.
+    # A forked child has no such thread, and a process that has used no card must not take one now.
     if os.getpid() == pid and device.holds_card():
-        # A RuntimeError: torch has no queue for the card, so nothing waits in it.
+        # Autograd's thread lets go of the Python objects that it holds. A RuntimeError says that
+        # torch has no queue for the card, so nothing waits in it.
         with torch.autograd.set_multithreading_enabled(True), contextlib.suppress(RuntimeError):
             device.drain_autograd()
+        # torch reads the limit at exit: with 0 it does not wake the thread to end itself.
         os.environ["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] = "0"
+        # gloo's threads may still end collectives that nobody waited for. Their tensors are never
+        # freed, because freeing them needs the interpreter.
         device.keep_pending_collectives()
 
 
 def _announce(settings: Settings) -> None:
-    """Says once a run that nothing here is a Gaudi: in its first process, not in its children."""
+    """Says that nothing here is a Gaudi, in the first process of a run and not in its children."""
     if os.environ.get(_ANNOUNCED):
         return
     os.environ[_ANNOUNCED] = "1"

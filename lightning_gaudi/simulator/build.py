@@ -1,8 +1,7 @@
-"""Build the simulated device for the installed torch, once, and load it.
+"""Builds the simulated device for the installed torch, once, and loads it.
 
 A build is kept in the cache under a key of all that went into it. It is made in a private folder
-and moved into place in one step, so no process ever sees half of one; the lock around it is the
-operating system's and dies with its process.
+and moved into place in one step, so no process ever sees half of one.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ def ensure_built(sources: Path = SOURCES, name: str = MODULE) -> Path:
     with _explain_os_errors():
         trusted(make_folder(target.parent.parent), SimulatorError, CACHE_DIR)
         with _locked(_beside(target.parent, ".lock")):
-            if not target.exists():  # else the process we waited for has built it
+            # The process that held the lock may have built it while this one waited.
+            if not target.exists():
                 _build(sources, target, flags, torch, compiler)
     return target
 
@@ -83,7 +83,7 @@ def find_built(sources: Path = SOURCES, name: str = MODULE) -> Path | None:
     """Returns the built extension in the cache, if it is there.
 
     Raises:
-        SimulatorError: None can be here: the system or the torch is none that it serves.
+        SimulatorError: The simulator does not serve this system or this torch.
     """
     if sys.platform != "linux":
         raise SimulatorError(f"The simulated HPU runs on Linux; this is {sys.platform}.")
@@ -98,7 +98,7 @@ def _prefix(torch: toolchain.Torch, flags: Sequence[str], sources: Path) -> str:
 
 
 def _find(prefix: str, compiler: toolchain.Compiler | None, name: str) -> Path | None:
-    """Returns the cached build; without a compiler, whichever one has built it."""
+    """Returns the cached build: this compiler's, or any compiler's where none is installed."""
     if compiler is not None:
         candidates = [_folder(prefix, compiler)]
     else:
@@ -113,8 +113,10 @@ def _build(
     torch: toolchain.Torch,
     compiler: toolchain.Compiler,
 ) -> None:
-    """Builds `target`; the caller holds its lock, so what others left unfinished is dead."""
+    """Builds `target`; the caller holds its lock."""
     folder = target.parent
+    # A build that was killed has left its private folder; with the lock held, nobody else is
+    # building.
     for stale in folder.parent.glob(f"{folder.name}.building-*"):
         shutil.rmtree(stale, ignore_errors=True)
     about = f"once, about {_TYPICAL_SECONDS} s"
@@ -129,8 +131,10 @@ def _build(
         except SimulatorError as error:
             raise SimulatorError(_explain(str(error), torch, folder, compiler)) from None
         _sync(output)
-        output.chmod(output.stat().st_mode & ~0o022)  # whatever the umask, else it is not loaded
+        # `trusted` loads no library that others may write, which a umask of 0 would make it.
+        output.chmod(output.stat().st_mode & ~0o022)
         make_folder(folder)
+        # A rename is atomic, because the private folder is on the same file system.
         output.replace(target)
     _say(f"built the simulated HPU in {time.monotonic() - start:.0f} s")
 
@@ -163,9 +167,11 @@ def _beside(folder: Path, suffix: str) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the lock on `path`; says so when another process has it."""
+    """Holds the lock on `path`, and says so where another process has it."""
     import filelock
 
+    # The lock is the operating system's (flock), which ends with its process: a build that was
+    # killed does not block the next one, as a file that only exists would.
     lock = filelock.FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -197,7 +203,8 @@ def _explain_os_errors() -> Iterator[None]:
 def _explain(
     output: str, torch: toolchain.Torch, folder: Path, compiler: toolchain.Compiler
 ) -> str:
-    """Says in one line why a compiler failed, and keeps all it said."""
+    """Returns in one line why a compiler failed, and keeps all that it said in a file."""
+    # A full disk is not the compiler's fault: `_explain_os_errors` says what to do about it.
     if os.strerror(errno.ENOSPC) in output:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     log = _beside(folder, ".log")
@@ -212,7 +219,7 @@ def _explain(
 
 
 def _sync(path: Path) -> None:
-    """Brings the file to the disk before its name."""
+    """Writes the file through to the disk, so that its name never stands for a part of it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

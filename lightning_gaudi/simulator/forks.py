@@ -1,7 +1,8 @@
-"""Say it when a process that holds a card forks: the driver does not survive that.
+"""Reports it when a process that holds a card forks, which the driver does not survive.
 
-`subprocess` is not concerned: its children run another program, and Python starts them otherwise.
-Nor is `os.forkpty`: who calls it, as a notebook does for `!command`, runs another program, too.
+`subprocess` is not concerned, because its children run another program and Python starts them by
+other means than `os.fork`. Nor is `os.forkpty`: its callers, as a notebook for `!command`, run
+another program, too.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from lightning_gaudi.simulator.rules.rows_processes import FORK
 def watch(device: ModuleType) -> None:
     """Reports forks of this process from now on.
 
-    Not by `os.register_at_fork`: an error raised there is lost.
-
     Args:
         device: The simulated device's extension.
     """
+    # Not `os.register_at_fork`: an error that is raised there is printed and lost.
     os.fork = _reported(os.fork, device)
 
 

@@ -1,4 +1,4 @@
-"""What the simulated card has allocated and freed, event by event: who held memory at its peak."""
+"""Logs what the simulated card allocates and frees, to say which tensors made the peak."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class MemoryLog:
         self._device.log_memory(True)
 
     def mark(self) -> int:
-        """Now, as `peak` takes it."""
+        """Returns the present place in the log, as `peak` takes it."""
         return len(self._device.memory_log())
 
     def number_of(self, tensor: Tensor) -> int:
-        """Gives the number of the allocation that a tensor lies in; 0 if it is not on the card."""
+        """Returns the number of a tensor's allocation, or 0 if it is not on the card."""
         number: int = self._device.allocation_of(tensor)
         return number
 
@@ -67,6 +67,7 @@ class MemoryLog:
             if total > most:
                 most, at = total, index + 1
         live: dict[int, int] = {}
+        # A number of bytes below zero frees the allocation of that number.
         for number, num_bytes, _ in events[:at]:
             if num_bytes >= 0:
                 live[number] = num_bytes
@@ -75,7 +76,7 @@ class MemoryLog:
         return Peak(most, live)
 
     def close(self) -> None:
-        """Keeps no log any more."""
+        """Ends the log."""
         self._device.log_memory(False)
 
 
@@ -85,9 +86,10 @@ def own_server() -> None:
 
 
 def unlimited_memory() -> None:
-    """Lets the card have more than any, to see what a program would take.
+    """Gives the card more memory than any has, to see what a program would take.
 
-    It says so, too: DeepSpeed lays weights out on a card that has room for it, else on the host.
+    The card's statistics report that memory, too: DeepSpeed lays weights out on a card only if it
+    has room for them, else on the host.
     """
     device().set_memory_limit(_PLENTY_BYTES)
 
@@ -99,5 +101,6 @@ def take_card(key: str) -> None:
         key: One of `settings.CARDS`.
     """
     os.environ[CARD] = key
+    # The stand-in reads the environment once and keeps the card.
     importlib.import_module("habana_frameworks.torch._card").card.cache_clear()
     device().compose_attention(not CARDS[key].has_fused_attention)

@@ -1,6 +1,6 @@
-"""Tell one function of what the simulated card is given to do, as it happens.
+"""Tells one function, the observer, what the simulated card is given to do, as it happens.
 
-Kinds of events, and what is told of each beside its amount:
+The kinds of events, and what the observer gets with each:
 
 | kind | what | amount | detail |
 |---|---|---|---|
@@ -30,8 +30,9 @@ _observer: Observer | None = None
 def observe(observer: Observer) -> None:
     """Calls a function at each event of this process, from now to its end.
 
-    An event costs a call of it, so this is for runs of a few steps. What it raises is printed and
-    changes nothing of the event. Rules that are met are told to it instead of warned of.
+    Every event costs a call of the function, so this is for runs of a few steps. An error that it
+    raises is printed and changes nothing of the event. It is told of the rules that are met, and no
+    warning is given of them.
 
     Args:
         observer: The function.
@@ -45,7 +46,8 @@ def before_first_use(act: Callable[[], None]) -> None:
     """Calls a function once, right before this process takes its card.
 
     Args:
-        act: It may fork: the card is nobody's yet. It must not raise, nor use the card.
+        act: The function. It may fork, because the process holds no card yet. It must not raise,
+    nor use the card.
     """
     sys.modules[build.MODULE].before_first_use(act)
 

@@ -1,6 +1,7 @@
-"""Tell one follower of the HPU graphs that are captured and replayed.
+"""Tells one object, the follower, of the HPU graphs that are captured and replayed.
 
-A replay calls no operator on a dry card: who counts operators has to know what a graph is made of.
+A replay calls no operator on a dry card, so whatever counts operators has to remember those of the
+capture.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from typing import Protocol
 
 
 class Follower(Protocol):
-    """Is told in the thread of the capture or replay, before it goes on."""
+    """What is told of captures and replays, in their thread and before they go on."""
 
     def note_capture(self) -> None:
-        """Operators are captured from here on."""
+        """Notes that operators are captured from here on."""
 
     def note_captured(self, graph: object, is_run: bool) -> None:
         """Notes that the capture has ended.
 
         Args:
-            graph: What `note_replay` is given, too.
+            graph: The graph, which `note_replay` is given, too.
             is_run: Whether the capture has run its operators as well.
         """
 
@@ -27,10 +28,10 @@ class Follower(Protocol):
 
 
 follower: Follower | None = None
-"""Of this process."""
+"""The follower of this process, if there is one."""
 
 
 def follow(by: Follower | None) -> None:
-    """Tells an object of what follows from now on; None tells nobody."""
+    """Makes an object the follower from now on; None ends that."""
     global follower
     follower = by

@@ -21,6 +21,7 @@ DRY = "LIGHTNING_GAUDI_SIMULATE_DRY"
 WORKSPACE = "PT_HPU_INITIAL_WORKSPACE_SIZE"
 CACHE_DIR = "LIGHTNING_GAUDI_CACHE_DIR"
 
+# A server's name that `_made_up_name` gave, and not the user.
 _MADE_UP = re.compile(r"\d+-[0-9a-f]{8}")
 
 RULE_MODES = ("warn", "error", "off")
@@ -62,21 +63,22 @@ class Settings:
 
 
 def server_name() -> str:
-    """Returns the simulated server that this process shares with those that name it, too.
+    """Returns the name of the simulated server whose cards this process shares with others.
 
-    Without LIGHTNING_GAUDI_SIMULATE_SERVER it is the run that the first process with the simulator
-    has started: the variable is set here, for what this process starts. So ranks share a server
-    with their launcher, and two runs at a time do not meet.
+    Without LIGHTNING_GAUDI_SIMULATE_SERVER the name is made up, once a run.
     """
+    # The variable is set for the processes that this one starts: ranks share a server with their
+    # launcher, and two runs at a time do not take each other's cards.
     return os.environ.setdefault(SERVER, _made_up_name())
 
 
 def name_of_new_server() -> str:
-    """Returns a server for a command that says how many cards it wants.
+    """Returns the name of the server for a command that says how many cards it wants.
 
-    It is the one that the user has named. What this process shares with its parent is another
-    server, such as that of the notebook from which the command was typed.
+    It is the user's name, or a new one.
     """
+    # A made-up name was inherited from a parent that simulates, too, such as the notebook from
+    # which the command was typed: the cards of its server may be taken, and their number differs.
     name = os.environ.get(SERVER, "")
     return _made_up_name() if not name or _MADE_UP.fullmatch(name) else name
 
@@ -132,7 +134,7 @@ def read_release() -> Release:
     """Returns the release that the environment names, the newest by default.
 
     Raises:
-        SimulatorError: LIGHTNING_GAUDI_SIMULATE_RELEASE names none that can stand in.
+        SimulatorError: LIGHTNING_GAUDI_SIMULATE_RELEASE names no release that can be simulated.
     """
     key = os.environ.get(RELEASE) or list(RELEASES)[-1]
     if key not in RELEASES:
@@ -144,7 +146,7 @@ def read_release() -> Release:
 
 
 def read_rule_mode() -> str:
-    """Returns how rules of the card's are taken: "warn" (the default), "error" or "off".
+    """Returns how findings about the card's rules are reported: "warn", "error" or "off".
 
     Raises:
         SimulatorError: LIGHTNING_GAUDI_SIMULATE_RULES is none of these.
@@ -158,20 +160,20 @@ def read_rule_mode() -> str:
 
 
 def read_exempt() -> frozenset[str]:
-    """Returns the rules by key and the modules by name that nothing is reported of."""
+    """Returns the keys of rules and the names of modules about which nothing is reported."""
     names = os.environ.get(EXEMPT, "").split(",")
     return frozenset(filter(None, map(str.strip, names)))
 
 
 def read_workspace_bytes() -> int:
-    """Returns what the workspace that all graphs share has at first.
+    """Returns the first size of the workspace that all graphs share, in bytes.
 
-    The vendor's variable PT_HPU_INITIAL_WORKSPACE_SIZE gives it in GiB: with it a program is tried
-    beside graphs that take so much, as on a card. Without it, or with 0, it is 4 MiB.
+    The vendor's variable PT_HPU_INITIAL_WORKSPACE_SIZE gives it in GiB. With it a program can be
+    tried beside graphs that take as much on a card. Without it, or with 0, the size is 4 MiB.
     Source: Gaudi PyTorch bridge 1.19.0, backend/synapse_helpers/device.cpp, scripts/env_flags.yaml.
 
     Raises:
-        SimulatorError: It is no number.
+        SimulatorError: The variable is not a number.
     """
     value = os.environ.get(WORKSPACE) or "0"
     if not (value.isascii() and value.isdigit() and len(value) < 10):
@@ -188,11 +190,12 @@ def is_switched_on(value: str) -> bool:
 
 
 def cache_dir() -> Path:
-    """Tells where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, else a folder in the user's cache."""
+    """Returns where builds are kept: LIGHTNING_GAUDI_CACHE_DIR, or a folder in the user's cache."""
     if value := os.environ.get(CACHE_DIR):
         return Path(value).absolute()
+    # `Path.expanduser` raises where the user has no home, as in some containers.
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base)) / "lightning_gaudi"  # noqa: PTH111 (never raises)
+    return Path(os.path.expanduser(base)) / "lightning_gaudi"  # noqa: PTH111
 
 
 def _parse_num_cards(value: str) -> int:

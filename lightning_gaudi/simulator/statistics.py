@@ -1,6 +1,6 @@
-"""What the simulated card has counted in this process: launches, collectives, waits of the host.
+"""Reads what the simulated card has counted: launches, collectives and waits of the host.
 
-All counts begin with the process, or with `reset_statistics()`.
+All counts are of this process, since its start or `reset_statistics()`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class CollectiveStats(TypedDict):
     """Collectives of one kind that this rank took part in."""
 
     calls: int
-    """How often it was called; a coalesced call of several tensors is one."""
+    """The number of calls; a coalesced call of several tensors is one."""
     bytes: int
-    """What this rank gave to them; for "recv" what it received."""
+    """The bytes that this rank gave to them; for "recv" those that it received."""
     sent: int
-    """What it sends over its links for them, in a ring: the same for every kind."""
+    """The bytes that it sends over its links for them, in a ring, which makes kinds comparable."""
 
 
 def collective_stats() -> dict[str, CollectiveStats]:
@@ -65,7 +65,7 @@ def launches() -> int:
 
 
 def reset_statistics() -> None:
-    """Begins all counts of this module anew.
+    """Sets all counts of this module to zero.
 
     Raises:
         SimulatorError: The simulator is not active.

@@ -1,4 +1,4 @@
-"""The C++ compiler, what it needs from Python and torch, and how it is called.
+"""Finds the C++ compiler and what it needs from Python and torch, and calls it.
 
 It is called directly: `torch.utils.cpp_extension` would import setuptools for seconds, and its lock
 is a file that a killed build leaves behind for ever.
@@ -64,6 +64,8 @@ def find_torch() -> Torch:
     if spec is None or spec.origin is None:
         raise SimulatorError("The simulated HPU needs torch, which is not installed.")
     root = Path(spec.origin).parent
+    # torch is not imported for its version, because `doctor` and `simulate` ask for it, too, where
+    # importing torch would start the simulator or take seconds.
     found = dict(re.findall(r"^(\w+)\b.*? = '(.*)'$", (root / "version.py").read_text(), re.M))
     torch = Torch(root, found["__version__"], found.get("git_version", ""))
     if torch.release < OLDEST_TORCH:
@@ -79,6 +81,8 @@ def find_compiler() -> Compiler | None:
     for candidate in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
         command = shlex.split(candidate)
         if command and (path := shutil.which(command[0])):
+            # `c++` is a chain of links (Debian's alternatives); the real file changes with an
+            # upgrade.
             real = Path(path).resolve()
             stat = real.stat()
             identity = f"{command[1:]} {real} {stat.st_size} {stat.st_mtime_ns}"
@@ -175,7 +179,7 @@ def _abi_flags() -> list[str]:
     c = torch._C
     flags = [f"-D_GLIBCXX_USE_CXX11_ABI={int(c._GLIBCXX_USE_CXX11_ABI)}"]
     for name in _PYBIND_NAMES:
-        # Gone once torch's pybind11 derives the ABI itself.
+        # Newer torch has no such attributes, because its pybind11 derives the ABI itself.
         if (value := getattr(c, f"_PYBIND11_{name}", None)) is not None:
             flags.append(f'-DPYBIND11_{name}="{value}"')
     return flags
@@ -195,7 +199,7 @@ def _run(*commands: Sequence[str]) -> None:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            # So that what the compiler starts can be ended with it.
+            # The compiler gets a session of its own, so that what it starts can be ended with it.
             start_new_session=True,
         )
         for command in commands

@@ -1,4 +1,4 @@
-"""Write the table of rules for people: `python -m lightning_gaudi.simulator.rules.document`."""
+"""Writes the page of rules for people: `python -m lightning_gaudi.simulator.rules.document`."""
 
 from __future__ import annotations
 

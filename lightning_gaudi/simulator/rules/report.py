@@ -1,7 +1,8 @@
-"""Say that a program met a rule of the card's: which, and at which line of the user's code.
+"""Reports that a program met a rule of the card's: which one, and at which line of the user's.
 
 `LIGHTNING_GAUDI_SIMULATE_RULES` decides how: "warn" (the default) warns once a place, "error"
-raises, "off" says nothing. `LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT` names what nothing is said of.
+raises, and "off" reports nothing. `LIGHTNING_GAUDI_SIMULATE_RULES_EXEMPT` names the rules and
+modules that are never reported.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
 
 
 class GaudiRuleWarning(UserWarning):
-    """A Gaudi would refuse, slow down, or compute otherwise, what this line does."""
+    """The warning that a Gaudi would refuse, slow down, or compute otherwise, what a line does."""
 
 
 class GaudiRuleError(RuntimeError):
-    """The same, where LIGHTNING_GAUDI_SIMULATE_RULES is "error"."""
+    """The error in place of the warning where the rules are to raise, or a card refuses."""
 
 
 @dataclass
@@ -80,12 +81,13 @@ def set_mode(mode: str) -> None:
 
 
 def exempt(names: Iterable[str]) -> None:
-    """Says nothing, from now on, of some rules, or of what some modules do, and of no others.
+    """Exempts some rules, and what some modules do, from reports from now on, and no others.
+
+    What a card refuses is reported all the same.
 
     Args:
         names: Keys of rules, and names of modules or packages, of a library or of the program's
-            own, whose lines are met between an operator and the user's line. What a card refuses
-            is reported all the same.
+            own. A module counts if it stands on the stack between an operator and the user's line.
     """
     _exempt.clear()
     _exempt.update(names)
@@ -102,7 +104,7 @@ def findings() -> list[Finding]:
 
 
 def forget_findings() -> None:
-    """Forgets what was met, so that a place is reported again."""
+    """Forgets all findings, so that their places are reported again."""
     _findings.clear()
 
 
@@ -125,6 +127,7 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
         return
     if (place := place_of_user()) is None:
         return
+    # This walks the stack once more, so it comes after the cheaper reasons to report nothing.
     if _is_exempt(rule):
         return
     observer.tell("rule", rule.key, 1, " with ".join(filter(None, (operator, detail))))
@@ -136,10 +139,12 @@ def report(rule: Rule, operator: str = "", detail: str = "") -> None:
     if mode == "error" or rule.verdict is Verdict.REFUSED:
         raise GaudiRuleError(f"{short_name(file)}:{line}: {message}")
     _findings[rule.key, file, line] = Finding(rule.key, operator, detail, file, line, message)
+    # The observer has the finding already; an audit shows it in its report and not among the
+    # output.
     if observer.is_observed():
         return
     if (os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0") == "0":
-        # A registry of its own: Python's memory of what was warned about is per module, and a
+        # An empty registry: Python remembers in the module's registry what it has warned of, and a
         # line that is met again after `forget_findings` is to be reported again.
         warnings.warn_explicit(message, GaudiRuleWarning, file, line, registry={})
 
@@ -172,15 +177,15 @@ def short_name(file: str) -> str:
 
 
 def place_of_user() -> tuple[str, int] | None:
-    """Returns file and line of the innermost frame that is the user's.
+    """Returns file and line of the innermost frame that is the user's; None in a tensor's `repr`.
 
-    Where all that runs is installed, as the user's own package may be, those of the innermost frame
-    that is of no package we know; of the outermost frame if there is none. None while a tensor is
-    printed: that waits and selects by masks, but is nobody's program.
+    Where all that runs is installed, as the user's own package may be, they are those of the
+    innermost frame that is of no package we know, or else of the outermost frame.
     """
     frame: FrameType | None = sys._getframe(1)
     outermost, unknown = frame, None
     while frame is not None:
+        # Printing a tensor waits and selects by masks, but nobody trains with it.
         if frame.f_globals.get("__name__") == "torch._tensor_str":
             return None
         if not is_library(str(frame.f_globals.get("__name__", ""))):

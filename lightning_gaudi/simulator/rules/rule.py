@@ -1,4 +1,4 @@
-"""What one rule of the card's says."""
+"""Defines what a rule of the card's consists of, and the verdicts that there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Verdict(enum.Enum):
     REFUSED = "refused"
     """It raises."""
     DEMOTED = "demoted"
-    """It computes in a smaller type, or otherwise: other numbers."""
+    """It computes other numbers, in a smaller type or by another formula."""
     ON_CPU = "on_cpu"
     """It copies the arguments to the host, computes there and copies the results back."""
     DYNAMIC = "dynamic"
@@ -27,7 +27,7 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: to what it applies, what a card does, and who says so."""
+    """A row of the table: what it applies to, what a card does, and which source says so."""
 
     key: str
     """Its name, in kebab case; users see it."""

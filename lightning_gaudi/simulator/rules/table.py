@@ -1,4 +1,4 @@
-"""All rules of the card's, and how the simulated device gets those that apply to it."""
+"""Holds all rules of the card's, and gives the simulated device those that apply to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RULES: tuple[Rule, ...] = (
 """Every row, in the order of the documentation."""
 
 _of_kernels: dict[str, list[Rule]] = {}
-"""Of the vendor's own operators, the rules that apply to this card, by the operator's name."""
+"""The rules of the vendor's own operators that apply to this card, by the operator's name."""
 
 _called: set[str] = set()
 """The vendor's own operators that this process has called."""
@@ -60,6 +60,7 @@ _VERDICTS = (
     Verdict.WAITS,
 )
 
+# The values of `when` that hold only while a card keeps int64 as int32.
 _OF_NARROW_INTEGERS = (
     *("beyond_int32", "from_host_beyond_int32"),
     "narrow_integers_to_host_non_blocking",
@@ -67,19 +68,19 @@ _OF_NARROW_INTEGERS = (
 
 
 def find(key: str) -> Rule:
-    """Returns the rule of that key.
+    """Returns the rule with that key.
 
     Raises:
-        KeyError: There is none.
+        KeyError: There is no such rule.
     """
     return _BY_KEY[key]
 
 
 def check_exempt(names: Iterable[str]) -> None:
-    """Checks that what is to be exempt may be a rule or a module.
+    """Checks that each name that is to be exempt is a rule's key, or can be a module's name.
 
     Raises:
-        SimulatorError: It is neither.
+        SimulatorError: A name is neither.
     """
     for name in names:
         if name in _BY_KEY or name.replace(".", "_").isidentifier():
@@ -99,6 +100,8 @@ def install(device: ModuleType, settings: Settings) -> None:
     for number, rule in enumerate(RULES):
         if not _applies(rule, settings):
             continue
+        # The stand-in registers the vendor's own operators ("hpu::...") in Python, and they report
+        # by `report_kernel`: the device never sees them.
         if rule in rows_kernels.ROWS:
             for operator in rule.operators:
                 _of_kernels.setdefault(operator, []).append(rule)
@@ -130,7 +133,7 @@ def report_kernel(operator: str, arguments: Iterable[object]) -> None:
 
 
 def called_kernels() -> frozenset[str]:
-    """Gives the vendor's own operators that this process, or the one that forked it, has called."""
+    """Returns the vendor's operators that this process, or the one that forked it, has called."""
     return frozenset(_called)
 
 

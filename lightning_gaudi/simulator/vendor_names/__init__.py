@@ -1,8 +1,8 @@
-"""The public names of the vendor's Python package: which there are, with what arguments, and when.
+"""Lists the public names of the vendor's Python package, with their arguments and releases.
 
 `names.json` has them by module, `flags.json` the switches that the vendor reads from the
-environment. Facts alone: what the stand-in makes of a name is found by importing it, and
-`docs/reference/vendor-names.md` is made of both.
+environment. Both hold facts about the vendor alone: what the stand-in makes of a name is found by
+importing it, and `docs/reference/vendor-names.md` is made of both.
 
 Source: Intel Gaudi PyTorch bridge (https://github.com/HabanaAI/gaudi-pytorch-bridge), below
 `python_packages/habana_frameworks`, and `scripts/env_flags.yaml`. `read` says where the newest text
@@ -26,7 +26,7 @@ from lightning_gaudi.simulator.settings import RELEASES
 PACKAGE = "habana_frameworks"
 _FOLDER = Path(__file__).parent
 _NEAR = 0.93
-"""How alike a name and one of the vendor's are that is taken for it, misspelt."""
+"""The similarity (difflib's ratio) from which on a name is taken for a misspelt one."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def flags() -> dict[str, Flag]:
 
 
 def misspelt_flag(name: str) -> str | None:
-    """Returns the vendor's switch that was probably meant by a variable that is none."""
+    """Returns the vendor's switch that was probably meant by the name of an unknown variable."""
     if not name.startswith("PT_") or name in flags():
         return None
     return next(iter(difflib.get_close_matches(name, flags(), 1, _NEAR)), None)
@@ -140,7 +140,7 @@ def find_module(address: str) -> Module | None:
 
 
 def by_release(values: dict[str, Any], release: Release) -> Any:
-    """Returns the value that holds in a release, of values by the release that they hold from."""
+    """Returns a release's value, out of values by the release from which on they hold."""
     return [value for key, value in values.items() if _is_between(release, key, None)][-1]
 
 

@@ -1,4 +1,4 @@
-"""`docs/reference/vendor-names.md`, made of the names and of what importing them finds.
+"""Writes `docs/reference/vendor-names.md` from the names and what importing them finds.
 
 `python -m lightning_gaudi.simulator.vendor_names.document`
 """
@@ -106,6 +106,7 @@ def _look(keys: Iterable[str]) -> dict[str, list[Found]]:
     module = f"{vendor_names.__name__}.found"
     found = {}
     for key in keys:
+        # The vendor's switches change what is found, as PT_HPU_LAZY_MODE does.
         env = {name: value for name, value in os.environ.items() if not name.startswith("PT_HPU_")}
         env |= {SIMULATE: "1", RELEASE: key}
         command = [sys.executable, "-W", "ignore", "-m", module]

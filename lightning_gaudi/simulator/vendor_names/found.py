@@ -1,6 +1,6 @@
-"""What importing finds of the vendor's names in the package that stands in, by release and mode.
+"""Finds what the package that stands in has of the vendor's names, by importing it.
 
-`python -m lightning_gaudi.simulator.vendor_names.found` prints it as JSON, of the release and the
+`python -m lightning_gaudi.simulator.vendor_names.found` prints it as JSON, for the release and the
 mode that the environment asks for.
 """
 
@@ -20,20 +20,20 @@ from lightning_gaudi.simulator.settings import read_release
 
 @dataclass(frozen=True)
 class Found:
-    """A listed name as it is here."""
+    """A listed name as the stand-in has it."""
 
     module: str
     """Its address below `habana_frameworks`."""
     name: str
     """Empty for the module itself."""
     refusal: str | None = None
-    """Why it refuses to work, or None: it works."""
+    """The reason for which it refuses to work; None if it works."""
     problem: str | None = None
-    """What is wrong with it: nothing, when all is well."""
+    """How it differs from the vendor's; None if it does not."""
 
 
 def find_all() -> list[Found]:
-    """Looks up all names that the release has which is simulated."""
+    """Looks up all names of the simulated release."""
     release = read_release()
     return [
         found
@@ -79,12 +79,15 @@ def _problem(value: Any, listed: str | None) -> str | None:
     try:
         ours = inspect.signature(value)
     except ValueError:
-        return None  # compiled
+        # A compiled function may have no signature that Python can read.
+        return None
     plain = [p for p in _parameters(listed) if p.kind is not p.VAR_KEYWORD]
     by_position = [p for p in plain if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_name = [p for p in plain if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p.name for p in by_name if p.default is p.empty]
     try:
+        # Callers pass what they can by position, or all by name, or only what has no default: each
+        # has to fit our parameters.
         ours.bind(*[None] * len(by_position), **{p.name: None for p in by_name[len(by_position) :]})
         ours.bind(**dict.fromkeys(p.name for p in by_name))
         ours.bind(**dict.fromkeys(needed))
@@ -94,10 +97,11 @@ def _problem(value: Any, listed: str | None) -> str | None:
 
 
 def _parameters(listed: str) -> list[inspect.Parameter]:
-    """Gives the parameters of a `def`, with None for each default: those name what is not here."""
+    """Returns the parameters of a `def`, with None for each default."""
     function = ast.parse(f"lambda {listed}: None", mode="eval")
     assert isinstance(function.body, ast.Lambda)
     arguments = function.body.args
+    # The vendor's defaults name objects of its package, which `eval` would not find.
     arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
     arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
     return list(inspect.signature(eval(ast.unparse(function))).parameters.values())
