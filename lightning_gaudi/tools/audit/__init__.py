@@ -1,4 +1,4 @@
-"""`lightning-gaudi audit`: what a few steps of somebody's program make a card do, line by line.
+"""Implements `lightning-gaudi audit`: what a few steps of a program make a card do, by line.
 
 In the audited process `process.install` has everything noted (`call_sites`, `recording`,
 `loaders`) and a `record` written; the command reads the records of all ranks (`merging`), judges

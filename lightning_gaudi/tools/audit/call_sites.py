@@ -1,4 +1,4 @@
-"""Whose line is running: the user's, and what of a training run it is part of."""
+"""Finds the user's line that is running, and the part of a training run that it belongs to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _UNNAMED = frozenset(sys.stdlib_module_names) | {
     *("torch", "functorch", "lightning_gaudi", "_hpu_sim", "habana_frameworks"),
     *("lightning_utilities", "jsonargparse", ""),
 }
-"""Libraries whose lines say nothing of who wanted something."""
+"""Libraries whose lines are never named as the place below the user's line.
+
+Everything goes through them, so they do not say which library has wanted something.
+"""
 
 _COMPILED = "habana_frameworks.torch.dynamo.compile_backend.backends"
 _STAGES = {
@@ -26,7 +29,7 @@ _STAGES = {
     "trainer.connectors.checkpoint_connector": CHECKPOINT,
     "callbacks.model_checkpoint": CHECKPOINT,
 }
-"""Of Lightning's Trainer, in both namespaces."""
+"""The stage, by how the name of a module of Lightning's ends, in both of its namespaces."""
 _STAGES_BY_FUNCTION = {
     "transformers.trainer": {
         **dict.fromkeys(("evaluate", "predict", "evaluation_loop"), VALIDATION),
@@ -77,7 +80,8 @@ def here() -> Place:
             named = frame
         if stage == TRAINING:
             stage = module.stage or module.stages.get(frame.f_code.co_name, TRAINING)
-        # Lightning has the optimizer call the forward pass: what runs below such a call is not it.
+        # Lightning passes the forward pass to the optimizer as a closure. What a user's or a named
+        # frame does inside an optimizer's call is that closure, and not the optimizer's step.
         is_closure = module.phase == OPTIMIZER and (user is not None or named is not None)
         if phase == FORWARD and not is_closure:
             phase = module.phase or FORWARD
@@ -91,7 +95,7 @@ def here() -> Place:
 
 
 def trainer() -> str:
-    """Returns whose loop calls this line: "lightning", "transformers", "" for the user's."""
+    """Returns whose loop calls this line: "lightning" or "transformers", or "" for the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         package = (frame.f_globals.get("__name__") or "").partition(".")[0]

@@ -1,4 +1,4 @@
-"""What an audit says of one line, and what to change where it is a library's."""
+"""Defines a finding of an audit, and what to change where the line is a library's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 
 class Weight(enum.IntEnum):
-    """How much a finding matters: the heavier first."""
+    """How much a finding matters; the heaviest are shown first."""
 
     NUMBERS = 1
     """A card computes something else, or slows down now and then."""
@@ -94,15 +94,15 @@ _FIXES: dict[tuple[str, str, str], str] = {
         "Pass nan_strategy='disable' to the metric: it looks for NaN in each value."
     ),
 }
-"""By patterns for a rule, a library's file and its function: settings of that library.
+"""The settings of libraries that help, by patterns for a rule, a file and a function.
 
 Source: the files named, of Lightning 2.6.6, transformers 5.23, accelerate 1.15 and torchmetrics
-1.9.0. `tests/tools/audit/test_fixes.py` applies each, and the finding is gone.
+1.9.0. `tests/tools/audit/test_fixes.py` applies each and checks that the finding is gone.
 """
 
 
 def fix(rule: str, via: str, otherwise: str) -> str:
-    """Returns what to change for a finding; nothing for a library's line without a setting.
+    """Returns what to change for a finding, or "" for a library's line without a setting.
 
     Args:
         rule: Its rule.

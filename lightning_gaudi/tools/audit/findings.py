@@ -1,4 +1,4 @@
-"""What the records of a program say against it, worst first."""
+"""Finds what the records of a program say against it, worst first."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _WEIGHTS = {
 }
 _MASK_WRITE = "mask-write-waits"
 _MANY = 8
-"""How often a program without steps has to do what a step must not do."""
+"""How often a program without steps has to do something for it to count as usual."""
 _WAITS = {"copy_to_host": "copy-to-host-waits", "barrier": "barrier-waits"}
-"""Reasons of waiting that are no operators, and the rules about them."""
+"""The rules about reasons of waiting that are no operators."""
 
 
 def find(audit: Audit) -> list[Finding]:
-    """Returns all findings of all ranks; one that several ranks have is one.
+    """Returns the findings of all ranks; the same finding of several ranks is one.
 
     Args:
         audit: The records.
@@ -41,7 +41,8 @@ def find(audit: Audit) -> list[Finding]:
             found = dataclasses.replace(each, ranks=(record.rank,))
             met.setdefault(each.place, []).append(found)
     merged = [_as_one(same) for same in met.values()]
-    # What no judged step has done costs once, or now and then; what a card refuses ends the run.
+    # A line that no judged step has met costs something once, or now and then: it comes last. But
+    # what a card refuses ends the run wherever it is.
     has_steps = any(record.steps for record in audit.records)
     return sorted(
         merged,
@@ -72,7 +73,7 @@ def _of_one(record: Record) -> Iterator[Finding]:
 
 
 def _rules(record: Record) -> Iterator[Finding]:
-    """Rules of the card's, wherever they were met."""
+    """Yields the rules of the card's that were met, in whichever stage."""
     judged = judged_steps(record)
     for line in record.lines:
         if line.kind != "rule":
@@ -86,13 +87,15 @@ def _rules(record: Record) -> Iterator[Finding]:
 
 
 def _waits(record: Record) -> Iterator[Finding]:
-    """Yields lines that make the host wait in most steps; a value may be read now and then."""
+    """Yields lines that make the host wait in at least half of the steps."""
     for line, steps in lines_of(record, ("host_sync",), _TRAINING):
         if line.what == "cpu_fallback" or not _is_usual(line, steps, record):
             continue
         rule = _rule_of_waiting(line.what)
+        # The simulator counts a wait for every write by a mask.
         if rule is not None and rule.key == _MASK_WRITE and _writes_masks_freely(record):
             continue
+        # `_rules` has yielded this line already.
         if _is_told(line, record):
             continue
         if rule is None:
@@ -113,14 +116,15 @@ def _is_told(line: Line, record: Record) -> bool:
 
 
 def _writes_masks_freely(record: Record) -> bool:
-    """Tells if a card has a way without waiting, which the simulator's count cannot tell."""
+    """Returns whether this release writes by masks without a wait, in eager mode."""
     return not record.is_lazy and record.release.startswith("1.24")
 
 
 def _rule_of_waiting(reason: str) -> Rule | None:
     if reason in _WAITS:
         return table.find(_WAITS[reason])
-    # Of those that are dynamic, too, the card has told already where it met them.
+    # Rows that are dynamic come second: the device has reported those itself where they were met,
+    # and `_is_told` then leaves the line out.
     for verdict in (Verdict.WAITS, Verdict.DYNAMIC):
         for rule in table.RULES:
             if rule.verdict is verdict and reason in rule.operators:
@@ -146,7 +150,10 @@ def _blocking_copies(record: Record) -> Iterator[Finding]:
 
 
 def _is_usual(line: Line, steps: list[int], record: Record) -> bool:
-    """Tells if it was met in at least half of the judged steps; without any, again and again."""
+    """Returns whether a line was met in at least half of the judged steps.
+
+    Without any step it has to be met `_MANY` times.
+    """
     if not record.steps:
         return line.count >= _MANY
     return 2 * len(steps) >= max(len(judged_steps(record)), 1)

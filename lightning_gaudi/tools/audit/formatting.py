@@ -1,4 +1,4 @@
-"""What the report for a terminal and the page say in the same words."""
+"""Words what the report for a terminal and the page say alike."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LABEL_LENGTH = 36
 
 
 def command(audit: Audit) -> str:
-    """Returns what was audited, in a line."""
+    """Returns the audited command in a line, without secrets."""
     words = printable(" ".join(hide_words(audit.command)), max_chars=10_000)
     return textwrap.shorten(words, WIDTH, placeholder=" ...")
 
 
 def headline(audit: Audit) -> str:
-    """Returns where it ran, and for how long."""
+    """Returns in a line how many steps were judged, and on which card and release."""
     record = audit.first
     ranks = f"{len(audit.records)} ranks" if len(audit.records) > 1 else "1 rank"
     steps = f"{audit.num_steps} steps, the first {WARM_UP} of them not judged"
@@ -48,7 +48,7 @@ def short(file: str) -> str:
 
 
 def inside(finding: Finding) -> str:
-    """Says what is below the user's line: the pass, and the line of a library."""
+    """Returns what was below the user's line: the backward pass, and the line of a library."""
     is_backward = finding.phase == "backward"
     return ", ".join(filter(None, ("the backward pass" if is_backward else "", finding.via)))
 
@@ -61,7 +61,7 @@ def frequency(finding: Finding, num_judged: int) -> str:
 
 
 def label(file: str, line: int) -> str:
-    """Returns a place in as many characters as there is room for."""
+    """Returns file and line, shortened from the left to the width of a column."""
     name = f"{short(file)}:{line}"
     return name if len(name) <= _LABEL_LENGTH else f"…{name[1 - _LABEL_LENGTH :]}"
 
@@ -76,7 +76,7 @@ def advice(loader: Loader) -> Iterator[str]:
 
 
 def collectives(record: Record) -> dict[str, tuple[int, int]]:
-    """Returns, by kind, calls and bytes."""
+    """Returns the numbers of calls and of bytes of each kind of collective."""
     found: dict[str, tuple[int, int]] = {}
     for line in record.lines:
         if line.kind == "collective":
@@ -86,12 +86,12 @@ def collectives(record: Record) -> dict[str, tuple[int, int]]:
 
 
 def step_values(record: Record, name: str) -> list[int]:
-    """Returns a figure of every step."""
+    """Returns one of the figures of `Step`, for every step."""
     return [int(getattr(step, name)) for step in record.steps]
 
 
 def size(num_bytes: int) -> str:
-    """Returns bytes, for people."""
+    """Returns a number of bytes in GiB or MiB."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:,.2f} GiB"
     return f"{num_bytes / 2**20:,.2f} MiB"

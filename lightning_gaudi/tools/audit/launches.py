@@ -1,4 +1,4 @@
-"""Findings about launches: a model that runs operator by operator."""
+"""Finds models that run operator by operator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SOURCE = (
     "Getting_Started_with_PyTorch.html"
 )
 _MIN_LAUNCHES = 16
-"""Operators of a step, besides the optimizer's, from which on compiling is worth a finding."""
+"""The operators of a step, besides the optimizer's, that make compiling worth a finding."""
 _ORDER = ("model", "forward", "backward")
 
 
 def find(record: Record) -> Iterator[Finding]:
-    """Yields the line that launches most of forward's operators, if nothing is compiled."""
+    """Yields the line that launches most operators of the model, if nothing is compiled."""
     judged = judged_steps(record)
     steps = [record.steps[index] for index in judged if index < len(record.steps)]
     if record.is_lazy or not steps or any(step.graph_launches for step in steps):
@@ -33,7 +33,7 @@ def find(record: Record) -> Iterator[Finding]:
 
 
 def _lines(record: Record) -> list[tuple[Line, list[int]]]:
-    """Returns all but the optimizer's, the line with the most launches of the model first."""
+    """Returns lines with launches but for the optimizer's, the model's with the most first."""
     found = [
         (line, steps)
         for line, steps in lines_of(record, ("launch",), _TRAINING)

@@ -1,4 +1,4 @@
-"""What each line of the user's code has the card do, all in all."""
+"""Sums up what each line of the user's code has the card do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TITLES = {
     "fallbacks": "on the CPU",
     "collective_bytes": "in collectives",
 }
-"""Of the columns: the fields of `LineTotals`."""
+"""The titles of columns by the fields of `LineTotals`."""
 
 
 @dataclass
 class LineTotals:
-    """A line, and what it did in training, warm-up included."""
+    """The sums of one line in training, warm-up included."""
 
     file: str
     line: int
@@ -36,9 +36,10 @@ class LineTotals:
     collective_bytes: int = 0
 
     def add(self, line: Line) -> None:
-        """Counts the events of a kind."""
+        """Adds the events of one kind at this line."""
         if line.kind == "launch":
             self.launches += line.amount
+        # A graph of lazy mode is one launch; its amount is its number of operators.
         elif line.kind == "graph":
             self.launches += line.count
         elif line.kind == "host_sync":
@@ -64,7 +65,7 @@ def totals(record: Record) -> list[LineTotals]:
 
 
 def recompilations(record: Record) -> Iterator[tuple[Line, str, int]]:
-    """Lines that had graphs compiled again, the shapes that differed, and how often they did."""
+    """Yields lines that had graphs compiled again, the shapes that differed, and how often."""
     for line in record.lines:
         if line.kind in ("graph", "compilation") and line.what == "recompiled":
             for cause, count in line.details.items():

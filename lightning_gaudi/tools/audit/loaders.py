@@ -1,7 +1,4 @@
-"""The shapes of the batches that DataLoaders give, and where the user has made the loaders.
-
-The room `data` is imported late: where a program imports that first, torch, and so this module, is
-imported in the middle of it.
+"""Notes the shapes of the batches that DataLoaders give, and where the user has made the loaders.
 
 B batch, T tokens.
 """
@@ -34,19 +31,23 @@ class LoaderWatch:
     """Notes the batches of every loader of this process.
 
     Args:
-        recorder: Counts the steps; is told where workers are started.
+        recorder: It counts the steps, and is told of the places where workers are started.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._made_at: dict[int, Place] = {}
-        """By the address of a data set. Lightning and accelerate make loaders anew of the same."""
+        """Where each loader was made, by the address of its data set.
+
+        Lightning and accelerate make loaders of their own, of the same data set: the first place
+        is the user's.
+        """
         self._kept: list[Any] = []
-        """The data sets, so that no address is used again."""
+        """The data sets, kept so that none of their addresses is used again."""
         self._loaders: dict[tuple[int, str], _Batches] = {}
 
     def install(self) -> None:
-        """Watches from now on; by an entry of the register of patches."""
+        """Watches all loaders from now on."""
         loader, iterator = torch_dataloader.DataLoader, torch_dataloader._BaseDataLoaderIter
         apply.wrap(_PATCH, loader, "__init__")(self._init)
         apply.wrap(_PATCH, iterator, "__next__")(self._next)
@@ -63,6 +64,8 @@ class LoaderWatch:
             self._made_at[id(loader.dataset)] = call_sites.here()
             self._kept.append(loader.dataset)
 
+    # Starting workers forks a process that may hold a card, which a rule reports. That belongs to
+    # the line of the loader, not to the one that happens to iterate over it first.
     def _start_workers(self, original: Callable[..., None], iterator: Any, loader: Any) -> None:
         with self._recorder.at(self._made_at.get(id(loader.dataset)) or call_sites.here()):
             original(iterator, loader)
@@ -83,6 +86,8 @@ class _Batches:
     """Counts the batches of one loader."""
 
     def __init__(self, iterator: Any, made_at: Place, stage: str) -> None:
+        # Late, here and below: this module is imported at the end of `import torch`, which the room
+        # `data` may have begun itself, and is then half imported.
         from lightning_gaudi.data.sampler import BucketBatchSampler
 
         sampler = iterator._index_sampler
@@ -136,7 +141,7 @@ class _Batches:
 
 
 def _mask(tensors: dict[str, Tensor]) -> Tensor | None:
-    """[B, T], true where a batch holds a token, if it says so; on the host."""
+    """Returns a mask [B, T] on the host, true at tokens, or None if the batch has none."""
     from lightning_gaudi.data.shape_report import MASKS
 
     for masks in MASKS.values():
@@ -148,7 +153,7 @@ def _mask(tensors: dict[str, Tensor]) -> Tensor | None:
 
 
 def _longest(loader: Loader) -> Counter[int]:
-    """Lengths to which samples were padded, where one dimension beside the first varies."""
+    """Counts the lengths to which samples were padded, if one dimension beside the first varies."""
     lengths: Counter[int] = Counter()
     for name, sizes in _varying(loader.shapes).items():
         if len(sizes) != 1:
@@ -162,7 +167,7 @@ def _longest(loader: Loader) -> Counter[int]:
 
 
 def _varying(shapes: list[dict[str, list[int]]]) -> dict[str, list[int]]:
-    """Returns, by name of tensor, its dimensions, but for the first, that have several sizes."""
+    """Returns the dimensions of each tensor, but for the first, that have several sizes."""
     found: dict[str, list[int]] = {}
     for name in shapes[0] if shapes else ():
         all_of_it = [each[name] for each in shapes if name in each]
@@ -175,8 +180,9 @@ def _varying(shapes: list[dict[str, list[int]]]) -> dict[str, list[int]]:
 
 
 def _describe(collate: Any) -> str:
-    """Returns a function by its name, and its place if it is the user's."""
-    collate = getattr(collate, "data_collator", collate)  # of transformers, around the user's
+    """Returns a function's name, with its place if it is the user's."""
+    # transformers wraps the user's function in a RemoveColumnsCollator.
+    collate = getattr(collate, "data_collator", collate)
     name = getattr(collate, "__qualname__", type(collate).__name__)
     function = inspect.unwrap(getattr(collate, "__func__", collate))
     module = getattr(function, "__module__", "") or ""

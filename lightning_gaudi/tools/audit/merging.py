@@ -1,4 +1,4 @@
-"""All ranks' records as one."""
+"""Takes the records of all ranks together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .record import WARM_UP, Line, Record
 
 @dataclass
 class Audit:
-    """What was noted of a command."""
+    """A command, its exit status, and the records of its ranks."""
 
     command: tuple[str, ...]
     program_status: int
-    """What the command exited with."""
+    """The exit status of the command."""
     records: list[Record]
-    """By rank."""
+    """The records, by rank."""
 
     @property
     def num_steps(self) -> int:
@@ -25,10 +25,8 @@ class Audit:
 
     @property
     def status(self) -> int:
-        """Of the program: what it exited with, and 0 where it was ended after its steps.
-
-        It then has no status of its own: what a launcher makes of ranks that leave is our doing.
-        """
+        """The program's exit status, or 0 where it was ended after its steps."""
+        # What a launcher makes of ranks that leave early is our doing, and no failure.
         return 0 if self.is_ended else self.program_status
 
     @property
@@ -39,7 +37,7 @@ class Audit:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Those that left no record, since they were killed or never ended."""
+        """The ranks that left no record, because they were killed or never ended."""
         world_size = max((record.world_size for record in self.records), default=0)
         return sorted(set(range(world_size)) - self._ranks)
 
@@ -61,13 +59,13 @@ class Audit:
 def judged_steps(record: Record) -> range:
     """Returns the steps of a process that are judged: those after the warm-up.
 
-    Of a program without an optimizer all is one step, which is judged.
+    A program without an optimizer is one step, which is judged.
     """
     return range(WARM_UP, len(record.steps)) if record.steps else range(1)
 
 
 def lines_of(record: Record, kinds: Sequence[str], stage: str) -> Iterator[tuple[Line, list[int]]]:
-    """Lines of these kinds in a stage, with those of the judged steps that they were met in."""
+    """Yields lines of these kinds in a stage, each with the judged steps in which it was met."""
     judged = judged_steps(record)
     for line in record.lines:
         if line.kind in kinds and line.stage == stage:

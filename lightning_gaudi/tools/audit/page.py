@@ -1,4 +1,4 @@
-"""The report as one page of HTML that needs nothing else: no network, no scripts."""
+"""Renders the report as one page of HTML that needs nothing else: no network, no scripts."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _values(record: Record) -> dict[str, Any]:
 
 
 def _number(value: int) -> Markup:
-    """Returns a cell of a table; an empty one for none."""
+    """Returns a cell of a table, empty for 0."""
     return Markup(f'<td class="n">{value:,}</td>' if value else "<td></td>")
 
 

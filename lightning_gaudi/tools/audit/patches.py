@@ -1,4 +1,4 @@
-"""What is patched in a program that `lightning-gaudi audit` has started."""
+"""Registers what is patched in a program that `lightning-gaudi audit` has started."""
 
 from __future__ import annotations
 

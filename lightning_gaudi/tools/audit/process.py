@@ -1,9 +1,9 @@
-"""The audited process: counts from the end of `import torch` on, and ends after its steps.
+"""Records the audited process from the end of `import torch` on, and ends it after its steps.
 
-A program is ended where it stands: unwinding it by an exception would run its handlers, which save
-checkpoints of a training that nobody wants, and have launchers report a rank that failed. So each
-rank writes its record, waits for those of the others, and leaves at once with status 0; no rank
-then misses another in a collective.
+A program is ended where it stands. Unwinding it by an exception would run its handlers, which save
+checkpoints of a training that nobody wants, and would have launchers report a rank that failed. So
+each rank writes its record, waits for those of the others, and leaves at once with status 0; no
+rank then misses another in a collective.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ _audit: _Audit | None = None
 
 
 def install() -> None:
-    """Begins to record this process, as the environment asks; again is harmless.
-
-    The simulator is active.
-    """
+    """Begins to record this process, where the simulator is active; a second call is harmless."""
     global _audit
     if _audit is not None:
         return
@@ -54,15 +51,17 @@ def install() -> None:
     audit.watch.install()
     register_optimizer_step_post_hook(lambda optimizer, *_: audit.note_stepped(optimizer))
     atexit.register(audit.write)
+    # Workers of a DataLoader inherit the observer, but the record of a rank is that of its own
+    # process.
     os.register_at_fork(after_in_child=audit.recorder.stop)
 
 
 class _Audit:
-    """What is noted of this process.
+    """Gathers the record of this process.
 
     Args:
-        folder: Takes the record.
-        num_steps: After how many the process is ended.
+        folder: The folder for the record.
+        num_steps: The number of steps after which the process is ended.
     """
 
     def __init__(self, folder: Path, num_steps: int) -> None:
@@ -78,10 +77,13 @@ class _Audit:
         """Notes that an optimizer has stepped; ends the process after the last step."""
         if not self.recorder.is_on or not self.recorder.note_stepped(optimizer):
             return
-        self._rank = _rank()  # at the end of a program its group is gone
+        # Asked for in every step, because the process group is gone at the end of a program.
+        self._rank = _rank()
         if self.recorder.num_steps == 1:
             self._trainer = call_sites.trainer()
         if self.recorder.num_steps in (1, WARM_UP, self._num_steps):
+            # Looking through all objects is slow, so it is not done in every step; the last time
+            # counts.
             from lightning_gaudi._core.memory import report as memory_report
 
             self._memory = memory_report.by_category(_modules(), [optimizer])
@@ -89,7 +91,7 @@ class _Audit:
             self._end()
 
     def write(self, is_ended: bool = False) -> None:
-        """Writes the record of a process that has used a card."""
+        """Writes the record, if the process has used a card."""
         recorder = self.recorder
         if not recorder.is_on or not (recorder.lines or recorder.steps):
             return
@@ -116,24 +118,25 @@ class _Audit:
         ).write(self._folder)
 
     def _end(self) -> NoReturn:
-        """Leaves, together with the other ranks."""
+        """Ends this process, together with the other ranks."""
         self.write(is_ended=True)
         self._meet(*_rank())
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
+        # `os._exit` below runs no handlers, so workers of a DataLoader would outlive the process.
         for child in multiprocessing.active_children():
             child.kill()
             child.join()
-        # Who has started this rank by multiprocessing waits for a result that will not come, and
-        # may take a request to end for one to save and end.
+        # A parent that has started this rank by multiprocessing waits for a result that will not
+        # come. It is killed, because it may take SIGTERM as a request to save first.
         if (parent := multiprocessing.parent_process()) is not None and parent.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(parent.pid, signal.SIGKILL)
         os._exit(0)
 
     def _meet(self, rank: int, world_size: int) -> None:
-        """Waits until all ranks have come here; a rank that is late has failed, and says so."""
+        """Waits until all ranks have come here, or for a minute: a later rank has failed."""
         ended = [self._folder / f"ended-{_run_name()}-{each}" for each in range(world_size)]
         ended[rank].touch()
         give_up_at = time.monotonic() + _WAIT_SECONDS
@@ -142,7 +145,7 @@ class _Audit:
 
 
 def _run_name() -> str:
-    """Returns what the ranks of one run have in common, and no others."""
+    """Returns a name that the ranks of one run share with no others."""
     names = (SERVER, "MASTER_PORT")
     return "-".join(os.environ.get(name, "") for name in names)
 
@@ -155,6 +158,7 @@ def _rank() -> tuple[int, int]:
 
 
 def _modules() -> torch.nn.Module:
-    """Returns all of this process's: nobody says which is the model."""
+    """Returns all modules of this process, since nobody says which one is the model."""
+    # `type`, because `isinstance` asks an object for its `__class__`, which a lazy one computes.
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     return torch.nn.ModuleList(modules)

@@ -1,4 +1,4 @@
-"""What one process tells of itself: plain numbers and names, written as JSON."""
+"""Defines the record that a process writes of itself as JSON: plain numbers and names."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from lightning_gaudi._core.decoding import decode
 from lightning_gaudi.untrusted import parse_json, printable
 
 FOLDER = "LIGHTNING_GAUDI_AUDIT"
-"""The variable of the environment that names the folder for the records."""
+"""The environment variable that names the folder for the records."""
 STEPS = "LIGHTNING_GAUDI_AUDIT_STEPS"
-"""The variable that says after how many steps the program is ended."""
+"""The environment variable with the number of steps after which the program is ended."""
 WARM_UP = 3
-"""Steps that set up: states of the optimizer, first graphs. They are shown and not judged."""
+"""The number of steps that are shown and not judged.
+
+They set up: states of the optimizer, first graphs.
+"""
 _PREFIX = "record-"
 _MAX_DETAILS = 8
 _MAX_BYTES = 2**28
@@ -25,18 +28,18 @@ _MAX_RANKS = 2**16
 
 @dataclass
 class Step:
-    """What the card was given to do from the end of one step to the end of the next, in training.
+    """The training work that the card was given from the end of one step to the end of the next.
 
-    What validation and saving take is not in it.
+    Validation and saving do not count.
     """
 
     launches: int = 0
     """Operators of eager mode, compiled graphs, and graphs of lazy mode."""
     graph_launches: int = 0
-    """Of them, compiled graphs and graphs of lazy mode."""
+    """The compiled graphs and the graphs of lazy mode among the launches."""
     compilations: int = 0
     recompilations: int = 0
-    """Of them, those of a known graph for other shapes."""
+    """The compilations of a known graph for other shapes."""
     host_syncs: int = 0
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
@@ -69,7 +72,7 @@ class Step:
 
 @dataclass
 class Line:
-    """Events of one kind at one line."""
+    """The events of one kind at one line."""
 
     kind: str
     """See `simulator.observer`."""
@@ -92,7 +95,7 @@ class Line:
     steps: list[int] = field(default_factory=list)
     """In which steps it happened, from 0 on."""
     details: dict[str, int] = field(default_factory=dict)
-    """What else was told, and how often; the first of very many."""
+    """What else was told, and how often; if there is very much, only the first of it."""
 
     def add(self, amount: int, step: int, detail: str) -> None:
         """Counts an event."""
@@ -109,7 +112,7 @@ class Loader:
     """The batches that a loader gave."""
 
     name: str
-    """Of its data set's class."""
+    """The name of its data set's class."""
     file: str
     line: int
     """Where the user's code has made it, or has had it made."""
@@ -126,7 +129,7 @@ class Loader:
     """Whether its sampler sorts samples into buckets, of which each is a shape."""
     drops_last: bool = True
     num_tokens: int | None = None
-    """Places of batches that hold no padding; None if nothing marks them."""
+    """The places of batches that hold no padding; None if nothing marks them."""
     num_places: int = 0
     lengths: dict[int, int] = field(default_factory=dict)
     """How many samples have each length."""
@@ -136,7 +139,7 @@ class Loader:
 
 @dataclass
 class Record:
-    """One process."""
+    """The record of one process."""
 
     rank: int = 0
     world_size: int = 1
@@ -152,20 +155,22 @@ class Record:
     lines: list[Line] = field(default_factory=list)
     loaders: list[Loader] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
-    """By category at the end of a step, in bytes."""
+    """The bytes of each category at the end of a step."""
     peak_bytes: int = 0
     limit_bytes: int = 0
 
     def write(self, folder: Path) -> None:
-        """Writes it into the folder, in one step."""
+        """Writes the record into the folder, in one step."""
         target = folder / f"{_PREFIX}{self.rank}-{self.pid}.json"
+        # A rank may be killed as it writes. `read_all` looks for .json alone, and a rename is
+        # atomic.
         draft = target.with_suffix(".draft")
         draft.write_text(json.dumps(dataclasses.asdict(self)), "utf-8")
         draft.replace(target)
 
 
 def read_all(folder: Path) -> list[Record]:
-    """Returns a folder's records by rank; one that makes no sense is said, and left out."""
+    """Returns a folder's records by rank; one that makes no sense is reported and left out."""
     records = []
     for path in sorted(folder.glob(f"{_PREFIX}*.json")):
         try:
@@ -177,6 +182,7 @@ def read_all(folder: Path) -> list[Record]:
 
 
 def _read(path: Path) -> Record:
+    # The audited program may have written anything there: what is read is bounded and checked.
     with path.open("rb") as file:
         data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:

@@ -1,4 +1,4 @@
-"""Counts events by step and by line, as they are told."""
+"""Counts the simulator's events by step and by line."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .record import Line, Step
 
 
 class Recorder:
-    """Counts what it is told, until `stop`.
+    """Counts the events that it is told of, until `stop`.
 
-    A step ends when the optimizer that stepped first steps again: one that steps its groups one
+    A step ends when the optimizer that stepped first steps again. One that steps its groups one
     after the other, as DeepSpeed's do, ends one step, and so does a pair of optimizers.
     """
 
@@ -36,11 +36,11 @@ class Recorder:
         return len(self.steps)
 
     def note(self, kind: str, what: str, amount: int, detail: str) -> None:
-        """Counts an event; an observer of the simulator.
+        """Counts an event, as an observer of the simulator.
 
         Args:
-            kind: See `simulator.observer`, as the others.
-            what: Of the kind.
+            kind: The kind of the event; for this and the others see `simulator.observer`.
+            what: The event among those of its kind.
             amount: How much of it.
             detail: What else is known.
         """
@@ -59,11 +59,15 @@ class Recorder:
         Args:
             optimizer: A `torch.optim.Optimizer`.
         """
+        # DeepSpeed's optimizers step one group after the other, each time with that group alone in
+        # `param_groups`: the first weight tells these steps apart.
         weights = [each for group in optimizer.param_groups for each in group["params"][:1]]
         key = (id(optimizer), id(weights[0]) if weights else 0)
         self._num_stepped[key] = self._num_stepped.get(key, 0) + 1
         if self._main is None or self._num_stepped[key] > self._num_stepped[self._main] + 1:
-            self._main = key  # the first, or one that goes on where the first has been given up
+            # The optimizer that stepped first, or another one that goes on without it, as where a
+            # program trains with one optimizer after another.
+            self._main = key
         if key != self._main:
             return False
         peak_bytes = vendor.memory_stats()["MaxInUse"]
@@ -73,7 +77,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def at(self, place: Place) -> Iterator[None]:
-        """Charges what happens in a block to a place."""
+        """Charges the events of a block to a place."""
         before, self._place = self._place, place
         try:
             yield
@@ -81,5 +85,5 @@ class Recorder:
             self._place = before
 
     def stop(self) -> None:
-        """Counts nothing more."""
+        """Ends the counting."""
         self.is_on = False

@@ -1,4 +1,4 @@
-"""Findings about shapes: of loaders, and of graphs that were compiled again."""
+"""Finds loaders that change shapes, and graphs that were compiled again for other ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _NUM_SHOWN = 4
 
 
 def find(record: Record) -> Iterator[Finding]:
-    """Yields what changes shapes, and what else has graphs compiled again."""
+    """Yields loaders that change shapes, and lines that have graphs compiled again besides."""
     explained: set[int] = set()
     for loader in record.loaders:
         if loader.stage != _TRAINING:
             continue
         new_in = _steps_of_new_shapes(loader)
-        explained |= {step + later for step in new_in for later in (0, 1)}  # fetched ahead
+        # A loop may fetch a batch ahead, as accelerate's loaders do, and compute it a step later.
+        explained |= {step + later for step in new_in for later in (0, 1)}
         if _is_dynamic(loader):
             yield _dynamic(loader, len(set(new_in) & set(judged_steps(record))), record)
         elif _has_odd_batches(loader):
@@ -34,7 +35,7 @@ def find(record: Record) -> Iterator[Finding]:
 
 
 def num_recompilations(record: Record) -> int:
-    """Graphs of training that were compiled again for other shapes."""
+    """Returns the number of graphs of training that were compiled again for other shapes."""
     return sum(step.recompilations for step in record.steps)
 
 
@@ -44,7 +45,7 @@ def _steps_of_new_shapes(loader: Loader) -> list[int]:
 
 
 def _is_dynamic(loader: Loader) -> bool:
-    """Returns whether new shapes keep coming, other than by another number of samples."""
+    """Returns whether new shapes keep coming that differ in more than the number of samples."""
     half = len(loader.batches) // 2
     late = set(loader.batches[half:]) - set(loader.batches[:half])
     return (
@@ -107,7 +108,7 @@ def _odd_batches(loader: Loader) -> Finding:
 
 
 def _show(shape: dict[str, list[int]]) -> str:
-    """Returns the first of a batch's tensors; the others vary with it."""
+    """Returns name and shape of the first of a batch's tensors; the others vary with it."""
     name, sizes = next(iter(shape.items()))
     return f"{name} {sizes}"
 

@@ -1,4 +1,4 @@
-"""The report for a terminal, and as JSON."""
+"""Renders the report for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .record import WARM_UP, Record
 from .shapes import num_recompilations
 
 SCHEMA = 1
-"""The version of the JSON report; it grows where a name is taken away or means something else."""
+"""The version of the JSON report, which grows if a name goes or gets another meaning."""
 _NUM_LINES = 12
 _NUM_CAUSES = 6
 _LINE_TITLES = {name: TITLES[name] for name in list(TITLES)[:4]}
