@@ -1,4 +1,4 @@
-"""The command line: `lightning-gaudi`."""
+"""Implements the command line, `lightning-gaudi`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COMMANDS = {
     "consolidate": consolidate,
     "doctor": doctor,
 }
-"""By name, the module that adds the command."""
+"""The module that adds each command, by its name."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,9 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        if words[:1] == ["run"]:  # a training's own
+        # A recipe's own pipe broke, as one to a logger: that is a failure of the training.
+        if words[:1] == ["run"]:
             raise
-        # Who reads this has what it wanted, as `head` has. Python flushes once more at its end.
+        # The reader has what it wanted, as `head` has. Python flushes stdout once more at its end,
+        # which would fail again without another file behind it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except catalog.UsageError as error:
@@ -74,7 +76,7 @@ def _run(words: list[str]) -> int:
         raise catalog.UsageError(
             f"There is no command {words[0]!r}. {catalog.choices(words[0], COMMANDS)}"
         )
-    # argparse would eat the command's own options: what follows `--` is the command's alone.
+    # What follows `--` is the command's alone, but argparse would take the options in it for ours.
     split = words.index("--") if "--" in words else len(words)
     arguments, command = words[:split], words[split + 1 :]
     parser = argparse.ArgumentParser(

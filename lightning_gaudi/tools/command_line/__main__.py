@@ -1,4 +1,4 @@
-"""`python -m lightning_gaudi.tools.command_line`."""
+"""Runs the command line: `python -m lightning_gaudi.tools.command_line`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`lightning-gaudi audit`: run a few steps of a program on simulated cards, and say what costs."""
+"""Adds `lightning-gaudi audit`, which runs a few steps of a program and says what would cost."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _report(options: argparse.Namespace, audit: Audit) -> int:
 
 
 def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Runs the command to its end, and leaves none of its processes; returns its status.
+    """Runs the command to its end, ends what it leaves running, and returns its status.
 
     Raises:
         OSError: It cannot be started.
@@ -129,18 +129,21 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with _signals_passed_on() as started:
+        # A session of its own makes the processes of the command a group that can be ended. But
+        # Ctrl-C at the terminal then reaches this process alone, which passes it on.
         process = subprocess.Popen(command, env=dict(env), start_new_session=True)
         started.append(process)
         try:
             status = process.wait()
         finally:
             end_group(process.pid, _PATIENCE_SECONDS)
+    # A shell's status of a command that a signal has ended.
     return status if status >= 0 else 128 - status
 
 
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Gives Ctrl-C and the like to the processes of the list, which the terminal does not know."""
+    """Passes Ctrl-C and the like on to the processes of the list and their groups."""
     started: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, _: FrameType | None) -> None:

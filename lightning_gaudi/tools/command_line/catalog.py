@@ -1,4 +1,4 @@
-"""Which recipes there are, and what they say of themselves; nothing of theirs is imported.
+"""Lists the recipes and what they say of themselves, without importing them.
 
 A recipe is a package below `recipes/` that `python -m` runs. Its first sentence, and those of its
 YAML files, are read from the sources, so that there is one place to change them.
@@ -17,11 +17,12 @@ from pathlib import Path
 from lightning_gaudi._core.wording import nearest
 
 PACKAGE = "recipes"
-"""The name of the folder, and of the package that it is."""
+"""The name of the folder of recipes, which is a package of that name."""
 CONFIG_OPTIONS = ("--config", "-c")
 _SHOWING_OPTIONS = ("-h", "--help", "--print_config")
-"""Behind which a configuration is named, on the command line of a recipe."""
-_SHIPPED = "_shipped"  # see setup.py
+"""The options of a recipe that show something instead of running it."""
+# The folder of the package in which setup.py puts the recipes of a wheel.
+_SHIPPED = "_shipped"
 PUBLISHED = "published"
 """The folder of a recipe's configurations that are published runs, setting by setting."""
 REGISTRY = "published.yaml"
@@ -29,11 +30,11 @@ REGISTRY = "published.yaml"
 
 
 class UsageError(ValueError):
-    """What was typed cannot be done; the message says in a line what to type instead."""
+    """The error for what cannot be done as typed; the message says in a line what to type."""
 
 
 def local_file(text: str) -> Path:
-    """Returns the file that was typed, to be written on this machine.
+    """Returns the typed path of a file that is to be written on this machine.
 
     Raises:
         ArgumentTypeError: It is an address, there is no folder for it, or a folder has its name.
@@ -61,7 +62,7 @@ class Configuration:
     summary: str
     """The first sentence of the file."""
     needs: str
-    """What has to be there for it."""
+    """What the file's comment says that it needs; "" if nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Recipe:
     summary: str
     """The first sentence of the package."""
     configurations: tuple[Configuration, ...]
-    """Those for a simulated card first, then the published runs."""
+    """The configurations: those for a simulated card first, then the published runs."""
 
 
 def find_root() -> Path:
@@ -138,7 +139,7 @@ def names_configuration(arguments: Iterable[str]) -> bool:
 
 
 def options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options and their values, written as `--name=value` or `--name value`."""
+    """Yields options and their values, written as `--name=value` or `--name value`."""
     for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name.startswith("-"):
@@ -146,7 +147,7 @@ def options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_inline(value: str) -> bool:
-    """Returns whether what stands behind `--config` are settings, or a URL, and no name or path."""
+    """Returns whether a value of `--config` is settings or a URL, and not a name or a path."""
     return re.search(r"[\n{]|: |://", value) is not None
 
 
@@ -156,7 +157,7 @@ def only_shows(arguments: Iterable[str]) -> bool:
 
 
 def choices(word: str, names: Iterable[str]) -> str:
-    """Returns what there is instead of `word`, in a sentence or two."""
+    """Returns a sentence or two about the names that there are instead of `word`."""
     names = list(names)
     close = nearest(word, names)
     return (f"Did you mean {close}? " if close else "") + f"There are: {', '.join(names)}."
@@ -167,7 +168,7 @@ def _has_option(arguments: Iterable[str], options: Iterable[str]) -> bool:
 
 
 def _folders() -> dict[str, Path]:
-    """Returns the folders of recipes by name; what recipes share is no recipe."""
+    """Returns the folders of recipes by name, without that of what they share."""
     mains = (find_root() / PACKAGE).glob("*/__main__.py")
     return {path.parent.name: path.parent for path in sorted(mains)}
 
@@ -194,7 +195,10 @@ def _read_configuration(path: Path, folder: Path) -> Configuration:
 
 
 def _header(text: str) -> list[str]:
-    """Returns the paragraphs of the comment that `text` begins with; `# Word:` begins one, too."""
+    """Returns the paragraphs of the comment at the beginning of `text`.
+
+    An empty line or a line `# Word: ...` begins a paragraph.
+    """
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = "\n".join(line[1:] for line in lines)
     return [" ".join(part.split()) for part in re.split(r"\n(?= \w+:)|\n\s*\n", comment)]

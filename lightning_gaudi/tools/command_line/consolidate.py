@@ -1,4 +1,4 @@
-"""`lightning-gaudi consolidate`: one file out of a checkpoint in shards."""
+"""Adds `lightning-gaudi consolidate`, which makes one file of a checkpoint in shards."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: _Subparsers) -> None:
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if command:
         options.error(f"unrecognized arguments after --: {' '.join(command)}")
-    # DeepSpeed looks for an accelerator when it is imported, and none is needed.
+    # DeepSpeed looks for an accelerator when it is imported, and none is needed here.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         _check_installed(options.output)
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _check_installed(output: Path) -> None:
-    """Refuses safetensors where that package, which comes with an extra, is not there."""
+    """Checks that safetensors, which comes with an extra, is installed if the output needs it."""
     if output.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
         raise ModuleNotFoundError(
             f"{output} needs the package safetensors, which is not installed. Run: pip install "
@@ -72,13 +72,12 @@ def _check_installed(output: Path) -> None:
 
 
 def consolidate(folder: str | Path, output: Path) -> None:
-    """Writes a checkpoint in shards to one file; until it is complete, `output` is as it was.
+    """Writes a checkpoint in shards to one file, which takes the place of `output` when complete.
 
     Args:
-        folder: What a strategy of DeepSpeed's, or one of torch's shards, has saved; or the address
-            that it was saved to.
-        output: Ends with `.safetensors` for the weights alone, or with `.ckpt` or `.pt` for all
-            that was saved but DeepSpeed's optimizer.
+        folder: The folder or address to which DeepSpeed, FSDP or tensor parallel has saved.
+        output: The file to write. It ends with `.safetensors` for the weights alone, or with
+            `.ckpt` or `.pt` for all that was saved but DeepSpeed's optimizer.
 
     Raises:
         ImportError: DeepSpeed has saved it, and is not installed.

@@ -1,4 +1,4 @@
-"""`lightning-gaudi copy`: the sources of a recipe, to change them."""
+"""Adds `lightning-gaudi copy`, which copies the sources of a recipe for the user to change."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def copy(recipe: catalog.Recipe, folder: Path) -> list[str]:
-    """Copies a recipe and what it shares with others: all of it, or nothing.
+    """Copies a recipe and what it shares with others, all of it or nothing.
 
     Args:
-        recipe: What to copy.
-        folder: Gets `recipes/`, if it has none; made if it is not there.
+        recipe: The recipe.
+        folder: The folder for `recipes/`. Both are made if they are not there.
 
     Returns:
-        The files of ours that a `recipes/common` that was there has not, or has otherwise.
+        The files of our `recipes/common` that differ in one that was there, or are missing in it.
 
     Raises:
         UsageError: The recipe is there already.
@@ -95,7 +95,7 @@ def copy(recipe: catalog.Recipe, folder: Path) -> list[str]:
         for part in missing:
             _copy(source / part, whole / part)
         with _undo() as placed:
-            # A rename of the whole, where that is possible, happens or does not.
+            # Where `recipes/` is new, one rename moves all of it, which happens or does not.
             names = missing if target.exists() else [""]
             for name in names:
                 (whole / name).rename(target / name)
@@ -104,7 +104,7 @@ def copy(recipe: catalog.Recipe, folder: Path) -> list[str]:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copies contents alone: what is installed may be read-only."""
+    """Copies files without their permissions, because installed ones may be read-only."""
     if source.is_dir():
         for path in source.iterdir():
             if path.name != "__pycache__":
@@ -122,7 +122,8 @@ def _folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # it was not made, or somebody has put something there
+        # A folder may not have been made yet, or somebody has put something into it meanwhile.
+        with contextlib.suppress(OSError):
             for path in made:
                 path.rmdir()
         raise
@@ -130,7 +131,7 @@ def _folder(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undo() -> Iterator[list[Path]]:
-    """Removes what the block has noted down, if it fails."""
+    """Removes the paths that the block has put into the list, if it fails."""
     placed: list[Path] = []
     try:
         yield placed

@@ -1,4 +1,4 @@
-"""`lightning-gaudi doctor`: what keeps a Gaudi from being used, and what to do about it."""
+"""Adds `lightning-gaudi doctor`, which says what keeps a Gaudi from being used, and what to do."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def add_parser(subparsers: _Subparsers) -> None:
         metavar="S",
         help="with --hosts: how many seconds to wait for all servers (default 180)",
     )
-    parser.add_argument("--answer", help=argparse.SUPPRESS)  # of those that --hosts starts
+    # The processes that --hosts starts get this option, with the token of their run.
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
     parser.set_defaults(run=_run, error=parser.error)
 
 
@@ -92,7 +93,8 @@ def _seconds(text: str) -> float:
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    with unwound_by_sigterm():  # a driver that hangs leaves no hl-smi
+    # Without this, SIGTERM would leave a hanging hl-smi, or the ranks of a launcher, behind.
+    with unwound_by_sigterm():
         return _examine(options, command)
 
 
@@ -102,7 +104,8 @@ def _examine(options: argparse.Namespace, command: Sequence[str]) -> int:
     wanted = Options(options.checkpoints, options.port, options.interface)
     if options.answer:
         hosts.answer(options.answer, wanted)
-        return 0  # a launcher ends all ranks when one fails
+        # Not the report's status: a launcher ends all ranks when one of them fails.
+        return 0
     if options.hosts and not command:
         options.error(f"--hosts needs what you start ranks with after --, as in: {_EXAMPLE}")
     if command and not options.hosts:
@@ -120,7 +123,7 @@ def _examine(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _ask(launcher: Sequence[str], options: Options, timeout_s: float) -> Report:
     from lightning_gaudi.tools.doctor import hosts
 
-    # A folder is the same one for all, wherever they start.
+    # Absolute, because a launcher may start ranks in another folder.
     folder = options.checkpoints and str(Path(options.checkpoints).absolute())
     arguments = {
         "--checkpoints": folder,

@@ -1,8 +1,8 @@
-"""Environment variables that a configuration asks for, set before torch is imported.
+"""Sets the environment variables that a configuration asks for, before torch is imported.
 
 The vendor's package reads its switches once, when it is imported: whether operators gather in a
 graph, which of them run in bfloat16. So a YAML file may have a mapping `environment` of names to
-values, and who starts a recipe sets them first; the ranks inherit them.
+values. The process that starts a recipe sets them first, and the ranks inherit them.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _MAX_NAME = 200
 
 
 def set_environment(arguments: Sequence[str]) -> list[str]:
-    """Sets what configurations and options ask for; nothing where help or settings are shown.
+    """Sets what configurations and options ask for, but nothing where help or settings are shown.
 
-    What is typed counts first, then what the environment has already, then a file; of files the
-    last, as in LightningCLI.
+    What is typed counts first, then what the environment has already, then the last of the files,
+    as in LightningCLI.
 
     Args:
-        arguments: Of a recipe, with paths behind `--config`.
+        arguments: The arguments of a recipe, with paths behind `--config`.
 
     Returns:
-        The arguments, and what was set behind them: the saved settings are those of the run.
+        The arguments, followed by an option with what was set, so that it is saved with the
+        settings of the run.
 
     Raises:
-        UsageError: A name or value that cannot be meant, a file that is not there, or torch that
-            has been imported with another value.
+        UsageError: A name or value cannot be meant, a file is not there, or torch has been
+            imported while a variable had another value.
     """
     if catalog.only_shows(arguments):
         return list(arguments)
@@ -62,7 +63,7 @@ def set_environment(arguments: Sequence[str]) -> list[str]:
 
 
 def _read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Returns what the last file with such a key asks for, what is typed, and the file's name."""
+    """Returns what the last file with the key asks for, what is typed, and the file's name."""
     wanted: dict[str, Any] = {}
     typed: dict[str, Any] = {}
     origin = ""
@@ -91,14 +92,15 @@ def _parsed(text: str, option: str) -> Any:
 
 
 def _of_file(text: str) -> dict[str, Any] | None:
-    """Returns the mapping of a file, or of settings as they are; its paths are the file's."""
+    """Returns the mapping of a file or of inline settings; its paths are relative to the file."""
     import yaml
 
     path = None if catalog.is_inline(text) else Path(text)
     try:
         settings = yaml.safe_load(path.read_text("utf-8") if path else text)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        return None  # what the command line's parser will say in its own words
+        # The parser of the recipe's command line reads the file later, and says what is wrong.
+        return None
     if not isinstance(settings, dict) or KEY not in settings:
         return None
     found = _mapping(settings[KEY], f"{KEY} of --config {text}")
@@ -124,7 +126,7 @@ def _absolute(name: str, value: Any, folder: Path) -> Any:
 
 
 def _check(name: str, value: Any, origin: str) -> None:
-    """Refuses what would do nothing, or something else than it says."""
+    """Refuses a variable that nothing reads, that a file may not set, or with a wrong value."""
     where = f"{KEY}.{printable(name, max_chars=200)} of {printable(origin)}"
     if name not in environment_names.VALUES and (meant := vendor_names.misspelt_flag(name)):
         raise catalog.UsageError(f"{where} is not read by anything. Did you mean {meant}?")
@@ -135,7 +137,8 @@ def _check(name: str, value: Any, origin: str) -> None:
         raise catalog.UsageError(
             f"{where} is {shown}, but should be a string or a number, as in {name}: 1."
         )
-    is_there = os.environ.get(name) == str(value)  # what it has already is not the file's doing
+    # A value that the environment has already is the user's, and not the file's doing.
+    is_there = os.environ.get(name) == str(value)
     if not is_there and (reason := environment_names.why_wrong(name, str(value))):
         raise catalog.UsageError(f"{where}={printable(value, max_chars=200)} {reason}")
     if name in autocast_ops.VARIABLES and value and not Path(str(value)).is_file():
@@ -156,9 +159,9 @@ def _set(name: str, value: str) -> None:
 
 
 def _actual(name: str, value: str) -> str:
-    """Returns the value; of a file where the vendor's package does not read, a copy.
+    """Returns the value, or the path of a copy where the vendor's package would not read a file.
 
-    An installation below /usr or /root, as in the vendor's containers, is such a place.
+    It reads none below /usr or /root, where packages are installed in the vendor's containers.
     """
     path = Path(value)
     if name not in autocast_ops.VARIABLES or not value or autocast_ops.is_read_from(path):
@@ -173,12 +176,14 @@ def _actual(name: str, value: str) -> str:
 
 
 def _copy(path: Path, folder: Path) -> Path:
-    """Returns a copy whose name says what is in it; many ranks may make it at once.
+    """Returns the path of a copy of a list of operators, made if it is not there.
 
     Raises:
         UsageError: It is no list of operators, or the copy's name is taken by another user's file.
     """
     content = _operators(path)
+    # Many ranks may make the copy at once: its name says what is in it, and a rename puts it there,
+    # so whichever comes last leaves the same file.
     digest = hashlib.sha256(content).hexdigest()[:16]
     copy = folder / f"lightning_gaudi_{os.geteuid()}_{digest}.txt"
     if not _is_own_copy(copy, content):
@@ -197,7 +202,10 @@ def _copy(path: Path, folder: Path) -> Path:
 
 
 def _operators(path: Path) -> bytes:
-    """Returns a list of operators; what is none is not copied to where others may look for it."""
+    """Returns the content of a list of operators, after checking that it is one.
+
+    The copy lies in a folder of all users, where no other file of this user's may end up.
+    """
     if path.stat().st_size > _MAX_LIST_BYTES:
         raise catalog.UsageError(
             f"{path} is no list of operators: it has {path.stat().st_size} bytes."
@@ -216,7 +224,7 @@ def _operators(path: Path) -> bytes:
 
 
 def _is_own_copy(copy: Path, content: bytes) -> bool:
-    """Returns whether it is there, and only this user can have written it."""
+    """Returns whether the copy is there, and only this user can have written it."""
     try:
         descriptor = os.open(copy, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -228,5 +236,6 @@ def _is_own_copy(copy: Path, content: bytes) -> bool:
 
 
 def _say(message: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # of the ranks that Lightning starts
+    # Lightning starts the other ranks with the same command line: one of them says it.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"lightning-gaudi: {printable(message)}", file=sys.stderr)

@@ -1,10 +1,10 @@
-"""The variables that a YAML file may set, by name, and the values that they may have.
+"""Lists the variables that a YAML file may set, and the values that they may have.
 
 A file may come from anybody. What it sets is read by the vendor's package, by torch and by this
-one, some of which load code from where a variable says, or trust what it says. So a name is here
+one, some of which load code from where a variable says, or trust what it says. So a name is listed
 only if all that it changes is how a run computes, what it writes to a log, or how many threads it
-has; what the published configurations and the documentation set is here. Everything else is set
-where the program is started.
+has. All that the published configurations and the documentation set is listed. Everything else is
+set where the program is started.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MODE = {
 """How operators gather in graphs; the published configurations set the first three."""
 
 _NUMERICS = {
-    **dict.fromkeys(autocast_ops.VARIABLES, _PATH),  # files whose every line is compared
+    **dict.fromkeys(autocast_ops.VARIABLES, _PATH),  # files of which every line is compared
     "PT_ENABLE_INT64_SUPPORT": _SWITCH,
     "PT_HPU_ENABLE_DIV_PRECISE": _SWITCH,
     "PT_HPU_ENABLE_VALID_DATA_RANGE_CHECK": _SWITCH,
@@ -46,11 +46,12 @@ _MEMORY = {
     "PT_HPU_INITIAL_WORKSPACE_SIZE": _NUMBER,
     "PT_ENABLE_MEMORY_DEFRAGMENTATION": _SWITCH,
     "PT_ENABLE_WORKSPACE_MEMORY_SHRINK": _SWITCH,
-    # A folder of compiled graphs, without the word that would have it emptied at the start.
+    # The folder, whether to empty it at the start, and its size: a file may not have a folder
+    # emptied.
     "PT_HPU_RECIPE_CACHE_CONFIG": r"[^\x00-\x1f\x7f,]{0,4096}"
     rf"(,(?i:false|0)?(,{_NUMBER}(,(?i:false|0))?)?)?",
 }
-"""How the card's memory is kept, and where graphs are that were compiled once."""
+"""How the card's memory is kept, and where compiled graphs are cached."""
 
 _COLLECTIVES = {"HCCL_OVER_OFI": _SWITCH, "HCCL_SOCKET_IFNAME": _NAME}
 """Which network cards the ranks use."""
@@ -65,7 +66,7 @@ _HOST = {
     "HF_HUB_OFFLINE": _SWITCH,
     "HF_DATASETS_OFFLINE": _SWITCH,
 }
-"""How many threads the host has for a rank, and whether what is downloaded must be there."""
+"""How many threads a rank has on the host, and whether models and data may be downloaded."""
 
 _OURS = {
     "LIGHTNING_GAUDI_COMPILE": r"[A-Za-z0-9_=.,: -]{1,200}",
@@ -79,7 +80,7 @@ _OURS = {
 """This package's own."""
 
 VALUES = {**_MODE, **_NUMERICS, **_MEMORY, **_COLLECTIVES, **_LOGS, **_HOST, **_OURS}
-"""The names, and the pattern of what each may be."""
+"""The patterns of the values, by name of the variable."""
 
 _RELIABILITY = "LIGHTNING_GAUDI_RELIABILITY"
 _TRUST = "trust_checkpoints"

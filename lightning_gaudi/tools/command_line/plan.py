@@ -1,4 +1,4 @@
-"""`lightning-gaudi plan`: what a program will take of a card, and which cards it fits."""
+"""Adds `lightning-gaudi plan`, which says what a program will take of a card, and where it fits."""
 
 from __future__ import annotations
 

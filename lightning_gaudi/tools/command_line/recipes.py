@@ -1,4 +1,4 @@
-"""`lightning-gaudi recipes`: the recipes and their configurations, a line each."""
+"""Adds `lightning-gaudi recipes`, which lists the recipes and their configurations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _lines(recipe: catalog.Recipe) -> Iterator[str]:
-    """Yields a recipe and its configurations; only a terminal has its lines broken."""
+    """Yields the lines of a recipe and its configurations."""
+    # Only for a terminal are lines broken: a program that reads them gets one a configuration.
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ONE_LINE
     yield f"{recipe.name}: {recipe.summary}"
     for each in recipe.configurations:

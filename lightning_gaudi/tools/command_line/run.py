@@ -1,4 +1,4 @@
-"""`lightning-gaudi run`: run a recipe where it is installed."""
+"""Adds `lightning-gaudi run`, which runs a recipe where it is installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ the vendor's software is not installed."""
 
 
 def add_parser(subparsers: _Subparsers) -> None:
-    """Adds the `run` command, for its help: `run` itself reads what follows it."""
+    """Adds the `run` command to the help; with a recipe, `run` reads the arguments itself."""
     parser = subparsers.add_parser(
         "run",
         help="run a recipe",
@@ -54,8 +54,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Runs a recipe in this process.
 
     Args:
-        name: The recipe's.
-        arguments: What follows it on the command line.
+        name: The name of the recipe.
+        arguments: What follows the name on the command line.
 
     Returns:
         The exit status; the recipe may exit by itself, too.
@@ -68,7 +68,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     _mention_copy(recipe)
     if num_cards := _num_simulated_cards(arguments):
         os.environ[SIMULATE] = str(num_cards)
-    # In front, and for this name: modules, pickles and YAML files all say `recipes.`.
+    # The package keeps the name `recipes`, which modules, pickles and YAML files say. In front,
+    # so that a `recipes` of the user's is not imported in its place.
     sys.path.insert(0, str(catalog.find_root()))
     main = importlib.import_module(f"{catalog.PACKAGE}.{name}.__main__").main
     try:
@@ -81,7 +82,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def _mention_copy(recipe: catalog.Recipe) -> None:
     """Says that a copy of the recipe in the current folder is not what runs."""
     copied = Path(catalog.PACKAGE, recipe.name)
-    is_first = os.environ.get("LOCAL_RANK", "0") == "0"  # of the ranks that Lightning starts
+    # Lightning starts the other ranks with the same command line.
+    is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     if is_first and copied.is_dir() and copied.resolve() != recipe.folder:
         print(
             f"lightning-gaudi: runs {recipe.name} as it is installed. For yours in {copied}: "
@@ -91,10 +93,10 @@ def _mention_copy(recipe: catalog.Recipe) -> None:
 
 
 def _num_simulated_cards(arguments: Sequence[str]) -> int:
-    """Cards to simulate, 0 for none: configurations named `simulated...` ask for the simulator.
+    """Returns how many cards to simulate: those of a configuration named `simulated...`, or 0.
 
-    Only where the environment does not say what to do, where there is nothing of the vendor's, and
-    where nobody has chosen another accelerator.
+    It is 0, too, where the environment asks for the simulator itself, where the vendor's package is
+    installed, or where the settings choose another accelerator.
     """
     files = [
         Path(value) for name, value in catalog.options(arguments) if name in catalog.CONFIG_OPTIONS
@@ -113,7 +115,7 @@ def _num_simulated_cards(arguments: Sequence[str]) -> int:
 
 
 def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
-    """Accelerator and devices, which later words override; what cannot be read is left out."""
+    """Returns the settings of the Trainer, the last word for each; unreadable ones are left out."""
     import yaml  # type: ignore[import-untyped]
 
     settings: dict[str, Any] = {}
@@ -129,8 +131,9 @@ def _trainer_settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _num_cards(devices: Any) -> int:
-    """Cards that a server has at least, for a value of `trainer.devices`."""
+    """Returns how many cards a value of `trainer.devices` needs at least."""
     text = reprlib.repr(devices) if isinstance(devices, list | dict) else str(devices)
     numbers = [int(number) for number in re.findall(r"-?[0-9]{1,9}", text[:200])]
+    # A list names cards from 0 on, so its largest number needs one card more.
     is_list = isinstance(devices, list) or "," in str(devices)
     return max(numbers, default=0) + is_list

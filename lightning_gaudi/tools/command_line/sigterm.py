@@ -1,4 +1,4 @@
-"""How a command ends what it has started when a signal ends it."""
+"""Has a command end what it has started when a signal ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lightning-gaudi simulate`: run a command on a simulated Gaudi server."""
+"""Adds `lightning-gaudi simulate`, which runs a command on a simulated Gaudi server."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def prepare(asking: str) -> int | None:
-    """Builds the simulated device; where it cannot be had, say why, and returns the exit status.
+    """Builds the simulated device; where that fails, says why and returns the exit status.
 
     Args:
         asking: What asks for it, as the user typed it.
@@ -137,15 +137,16 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         SIMULATE: str(options.cards),
         CARD: options.card,
         RELEASE: options.release,
-        # One for all that the command starts, as mpirun does; a rank of one is on its server.
+        # All that the command starts share a server, as the ranks of mpirun do. Where this command
+        # is itself such a rank, it joins the server of the others.
         SERVER: server_name() if find_launched() else name_of_new_server(),
         "PYTHONPATH": path_with_stand_in(),
     }
 
 
 def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Becomes the command, so that signals and its exit status need no passing on."""
-    # Python ignores these, and the command would inherit that.
+    """Replaces this process by the command, which then gets signals and exits by itself."""
+    # Python ignores these signals, and `exec` would hand that on to the command.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
@@ -157,11 +158,11 @@ def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def not_started(name: str, error: OSError) -> int:
-    """Says why a command was not started; returns the exit status, as a shell's.
+    """Says why a command was not started, and returns the exit status that a shell would.
 
     Args:
-        name: The command's.
-        error: What starting it raised.
+        name: The name of the command.
+        error: The error that starting it raised.
     """
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return fail(127, f"{name}: command not found.")
@@ -173,7 +174,7 @@ def _exec(command: Sequence[str], env: Mapping[str, str]) -> NoReturn:
 
 
 def fail(status: int, message: str) -> int:
-    """Says why nothing was run; returns the exit status."""
+    """Says why nothing was run, and returns the exit status."""
     print(f"lightning-gaudi: {shown(message)}", file=sys.stderr)
     return status
 
