@@ -1,8 +1,9 @@
-"""What of a machine keeps a Gaudi from being used, and what to do about it.
+"""Finds what keeps a Gaudi from being used, and says what to do about it.
 
-`diagnose` runs all checks on this machine, `hosts.diagnose` on all that a launcher starts processes
-on. A check reads the outside through one object, `Machine`, and yields findings, each with its fix.
-Nothing is changed but for files that two checks write and remove, and no card is acquired.
+`diagnose` runs all checks on this machine, `hosts.diagnose_hosts` on all machines of a launcher's.
+A check reads the outside through one object, `Machine`, and yields findings, each with its fix.
+Nothing is changed but for files that the checks of folders write and remove, and no card is
+acquired.
 """
 
 from lightning_gaudi.tools.doctor.diagnosis import Options, diagnose

@@ -1,4 +1,4 @@
-"""Checks of the cards: which there are, whether they are well, and driver and firmware fit."""
+"""Checks the cards: which there are, whether they are well, and whether driver and firmware fit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from lightning_gaudi.tools.doctor.machine import Machine
 
 _VISIBLE = "HABANA_VISIBLE_MODULES"
 _IDLE_MIB = 1536
-"""Twice what an idle card of 96 GiB has in use in every published output of hl-smi: 768 MiB."""
+"""The memory in use from which on a card counts as busy.
+
+It is twice the 768 MiB of an idle card of 96 GiB in every published output of hl-smi.
+"""
 _GUIDE = "https://docs.habana.ai/en/latest/Installation_Guide/Driver_Installation.html"
 _SIMULATE = "to try a program without a card: lightning-gaudi simulate -- python train.py"
 
 
 def check_presence(machine: Machine) -> Iterator[Finding]:
-    """Yields which cards there are, or why none is seen."""
+    """Reports which cards there are, or why none is seen."""
     cards, simulated = hl_smi.read_cards(machine), machine.environment.get(settings.SIMULATE)
     if simulated:
         card = machine.environment.get(settings.CARD) or "gaudi2"
@@ -55,6 +58,8 @@ def check_presence(machine: Machine) -> Iterator[Finding]:
 
 def _why_no_card(machine: Machine) -> Finding:
     problem = machine.run(*hl_smi.QUERY).problem or "hl-smi lists no card"
+    # From the outside in: the driver, the PCI bus, the Python package. The first that is there says
+    # which step of an installation is missing.
     plugged = hl_smi.on_the_bus(machine)
     if hl_smi.has_driver(machine):
         return error(
@@ -116,11 +121,7 @@ def check_driver(machine: Machine) -> Iterator[Finding]:
 
 
 def check_firmware(machine: Machine) -> Iterator[Finding]:
-    """Checks whether all cards have one firmware, of the driver's release.
-
-    What lies in the flash (SPI) may be older: Intel's Enterprise Inference asks for SPI 1.19.2 or
-    newer with driver 1.22.2. The other parts are loaded by the driver, which brings its own.
-    """
+    """Checks whether all cards have the same firmware, of the driver's release."""
     if not hl_smi.read_cards(machine):
         return
     driver = minor(hl_smi.driver(machine) or "")
@@ -144,13 +145,16 @@ def _firmware(part: str, versions: list[str], driver: str) -> Finding | None:
         each = ", ".join(f"{each} on {versions.count(each)} cards" for each in different)
         return warning("firmware", f"{part}: {each}", upgrade)
     found = f"{part} {different[0]} with driver {driver}"
+    # SPI lies in the card's flash and may be older: Intel's Enterprise Inference asks for SPI
+    # 1.19.2 or newer with driver 1.22.2. The driver loads the other parts, of which it brings its
+    # own.
     if part == "SPI" and numbers(minor(different[0])) < numbers(driver):
         return note("firmware", f"{found}: older, which may do", upgrade)
     return None if minor(different[0]) == driver else warning("firmware", found, upgrade)
 
 
 def check_health(machine: Machine) -> Iterator[Finding]:
-    """Checks if the kernel calls each card operational, and whether another program has one."""
+    """Checks whether each card is operational, free, and supported by the Gaudi software."""
     states = hl_smi.status(machine)
     wrong = {name: text for name, text in states.items() if text.lower() != "operational"}
     broken = any(text.lower() in ("disabled", "needs reset") for text in wrong.values())

@@ -1,4 +1,4 @@
-"""What several servers' reports say together: what is found where, and what is not the same."""
+"""Merges the reports of several servers, and reports what is not the same on all of them."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ _OWN = (
     *("HABANA_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "HLS_MODULE_ID"),
     "LIGHTNING_GAUDI_SIMULATE_SERVER",
 )
-"""Variables that are each server's, or each rank's."""
+"""Variables that may differ, because each server or each rank has its own value."""
 _MAX_RANKS = 2**16
 _PACKAGE, _VARIABLE, _FIRMWARE = "package ", "variable ", "firmware "
 
 
 @dataclass
 class Process:
-    """One that a launcher has started, as far as it has answered."""
+    """A process that a launcher has started, with what it has answered."""
 
     host: str
     rank: int | None
     size: int | None
-    """How many it has been told that there are."""
+    """The number of processes that the launcher has told it."""
     is_first: bool
     """Whether it is the first one of its host, and has looked at the machine."""
     report: Report
 
     @classmethod
     def read(cls, message: Any) -> tuple[str, Process, bool]:
-        """Returns what a process has sent: who it is, itself, and whether that is its report.
+        """Reads a message: its sender, the process, and whether the message has its report.
 
         Raises:
-            ValueError: Nothing that one of ours sends.
+            ValueError: The message is not one that our processes send.
         """
         if not isinstance(message, dict) or "report" not in message:
             raise ValueError("It is no answer.")
+        # The report has a decoder of its own; anybody on the network may have written the message.
         about = decode(_About, {**message, "report": ""}, "an answer")
         if not 0 <= (about.rank or 0) < _MAX_RANKS or not 0 <= (about.size or 0) <= _MAX_RANKS:
             raise ValueError("Its rank or their number is none.")
@@ -64,7 +65,7 @@ class _About:
 
 
 def merge(processes: Sequence[Process]) -> Report:
-    """Returns one report of all that have answered."""
+    """Returns one report of all processes that have answered."""
     hosts = list(dict.fromkeys(process.host for process in processes))
     findings: dict[Finding, list[str]] = {}
     for process in processes:
@@ -83,7 +84,7 @@ def merge(processes: Sequence[Process]) -> Report:
 
 
 def compare(processes: Sequence[Process]) -> list[Finding]:
-    """Returns what is not the same in all processes, with who has what."""
+    """Reports each fact that is not the same in all processes, and who has which value."""
     found = []
     for name in dict.fromkeys(name for process in processes for name in process.report.facts):
         having: dict[str | None, list[Process]] = {}
@@ -95,7 +96,7 @@ def compare(processes: Sequence[Process]) -> list[Finding]:
 
 
 def _who(having: Mapping[str | None, Sequence[Process]]) -> dict[str | None, list[str]]:
-    """Returns the names of who has a value: hosts, or ranks where those of a host differ."""
+    """Returns who has each value: hosts, or ranks where the ranks of a host differ."""
     hosts = {value: {process.host for process in each} for value, each in having.items()}
     found: dict[str | None, list[str]] = {}
     for value, processes in having.items():
@@ -108,12 +109,12 @@ def _who(having: Mapping[str | None, Sequence[Process]]) -> dict[str | None, lis
 def _difference(name: str, hosts: Mapping[str | None, Sequence[str]]) -> Finding:
     is_variable = name.startswith(_VARIABLE)
     lacking = "not set" if is_variable else "none"
-    # Who lacks it comes last.
+    # Those that lack it come last.
     parts = sorted(hosts.items(), key=lambda each: each[0] is None)
     where = "; ".join(f"{value or lacking} on {', '.join(each)}" for value, each in parts)
     short = name.removeprefix(_VARIABLE).removeprefix(_PACKAGE)
     if is_variable:
-        # What reaches some servers only is what makes the first collective fail.
+        # A variable that reaches only some of the servers makes the first collective fail.
         level = error if None in hosts else warning
         fix = (
             f"Have the launcher hand {short} on (mpirun -x {short}; srun --export=ALL), or set it "
@@ -127,7 +128,7 @@ def _difference(name: str, hosts: Mapping[str | None, Sequence[str]]) -> Finding
 
 
 def _common(processes: Sequence[Process]) -> dict[str, str]:
-    """Returns what all have, and have the same."""
+    """Returns the facts that are the same in all processes."""
     first, *others = (process.report.facts for process in processes)
     return {
         name: value

@@ -1,4 +1,4 @@
-"""All checks of one machine, in the order in which things build on one another."""
+"""Runs all checks of one machine, in the order in which things build on one another."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Check = Callable[[Machine], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Options:
-    """What to look at beside the machine itself."""
+    """The options of a diagnosis."""
 
     checkpoints: str | None = None
     """The folder for checkpoints; None for the current one."""
     port: int | None = None
-    """Where ranks meet; None for MASTER_PORT."""
+    """The port at which ranks meet; None for MASTER_PORT."""
     interface: str | None = None
-    """Over which; None for those of the environment."""
+    """The network interface between servers; None for those of the environment."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -45,18 +45,18 @@ CHECKS: tuple[Check, ...] = (
     *(memory.check_locked_memory, network.check_address, files.check_tmpdir, files.check_logs),
     software.check_compiler,
 )
-"""Those that need nothing but the machine."""
+"""The checks that need no option."""
 
 
 def diagnose(options: Options | None = None, machine: Machine | None = None) -> Report:
     """Looks at a machine.
 
     Args:
-        options: What to look at beside it.
+        options: The options; None for the defaults.
         machine: The machine; None for this one.
 
     Returns:
-        What was found, and what must be the same on other servers.
+        The findings, and the facts that must be the same on other servers.
     """
     options, machine = options or Options(), machine or Machine()
     checks: list[Check] = [
@@ -70,9 +70,10 @@ def diagnose(options: Options | None = None, machine: Machine | None = None) -> 
 
 
 def _run(check: Check, machine: Machine) -> list[Finding]:
-    """Gives what a check finds; that it failed, if it does: the others are worth more than that."""
+    """Returns what a check finds, or the finding that it failed."""
     try:
         return [replace(each, found=machine.without_home(each.found)) for each in check(machine)]
+    # A check that fails on a strange machine must not cost the findings of the others.
     except Exception as failure:
         name = f"{check.__module__.rpartition('.')[2]}.{check.__name__}"
         return [
@@ -85,7 +86,7 @@ def _run(check: Check, machine: Machine) -> list[Finding]:
 
 
 def facts(machine: Machine) -> dict[str, str]:
-    """Versions and settings by name; what is not there is left out."""
+    """Returns versions and settings by name, without those that are not there."""
     versions = {name: machine.version(name) for name in software.PACKAGES}
     names = [card.name for card in hl_smi.read_cards(machine)]
     found = {

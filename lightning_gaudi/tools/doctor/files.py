@@ -1,4 +1,4 @@
-"""Checks of folders: TMPDIR, where checkpoints go, and the vendor's logs."""
+"""Checks folders: TMPDIR, that of checkpoints, and that of the vendor's logs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def file_system(machine: Machine, path: str) -> str | None:
         words = line.split()
         if len(words) < 3:
             continue
+        # The kernel writes a space in a path as \040.
         place = words[1].replace("\\040", " ")
         inside = real == place or real.startswith(place.rstrip("/") + "/")
-        if inside and len(place) >= len(best):  # of two at one place the last one counts
+        # Of two file systems that are mounted at one place, the later one hides the other.
+        if inside and len(place) >= len(best):
             best, kind = place, words[2]
     return kind
 
@@ -86,7 +88,7 @@ def check_checkpoints(machine: Machine, folder: str) -> Iterator[Finding]:
 
     Args:
         machine: This one.
-        folder: Where they are to go; it need not be there yet.
+        folder: The folder for them; it need not be there yet.
     """
     area, place = "checkpoints", _existing(Path(folder))
     if problem := _why_not_write(str(place)):
@@ -138,7 +140,7 @@ def _why_not_write(folder: str) -> str | None:
 
 
 def _replaces(folder: Path) -> bool:
-    """Returns whether a file takes the place of another in one step, as saving does."""
+    """Returns whether a file can take the place of another in one step, which saving needs."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".lightning-gaudi-") as private:
         old, new = Path(private) / "old", Path(private) / "new"
         old.write_text("old")
@@ -150,13 +152,15 @@ def _replaces(folder: Path) -> bool:
 
 
 def _locks(folder: Path) -> bool:
-    """Returns whether a locked file is locked for others."""
+    """Returns whether locking a file keeps others from locking it."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".lightning-gaudi-") as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return False
-        with open(file.name) as other:  # noqa: PTH123 (a second description of the file)
+        # flock's locks belong to a file description: a second one asks as another process would.
+        # Some network file systems let both have the lock.
+        with open(file.name) as other:  # noqa: PTH123
             try:
                 fcntl.flock(other.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What a check finds, and how it is shown: a table to read and paste, or JSON."""
+"""Defines findings and reports, and shows them as a table to read and paste, or as JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Level(str, Enum):
     """How bad a finding is, the worst first."""
 
     ERROR = "error"
-    """Makes a finding: a run fails, or is silently wrong."""
+    """A run fails, or is silently wrong."""
     WARNING = "warning"
-    """Makes a finding: a run may fail, or is slower than it could be."""
+    """A run may fail, or is slower than it could be."""
     NOTE = "note"
-    """Makes a finding: nothing is wrong, but it is good to know."""
+    """Nothing is wrong, but it is good to know."""
     OK = "ok"
 
 
@@ -37,15 +37,15 @@ class Finding:
 
     level: Level
     area: str
-    """A word or two: what was looked at."""
+    """What was looked at, in a word or two."""
     found: str
     fix: str = ""
-    """What to do; of an error or a warning always."""
+    """What to do. An error or a warning always has one."""
     where: tuple[str, ...] = ()
-    """The hosts that it was found on, where there are several."""
+    """The hosts on which it was found, if not on all of several."""
 
     def __post_init__(self) -> None:
-        """Hides what is nobody else's business: reports are sent to others."""
+        """Hides secrets, because users send reports to others."""
         for name in ("found", "fix"):
             object.__setattr__(self, name, hide_secrets(getattr(self, name)))
 
@@ -64,7 +64,7 @@ class Report:
         return int(any(each.level is Level.ERROR for each in self.findings))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all of it, in types that JSON knows; the worst first."""
+        """Returns the report in types that JSON knows, the worst findings first."""
         findings = [
             {key: value for key, value in asdict(each).items() if value}
             | {"level": each.level.value}
@@ -75,10 +75,10 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Any) -> Report:
-        """Returns what `as_json` gave, perhaps in another process.
+        """Returns the report of which `as_json`, perhaps in another process, gave the data.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The data are something else.
         """
         findings = data.get("findings") if isinstance(data, dict) else None
         if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
@@ -91,38 +91,38 @@ class Report:
 
 
 def error(area: str, found: str, fix: str) -> Finding:
-    """Makes a finding: a run fails, or is silently wrong."""
+    """Makes a finding that a run fails, or is silently wrong."""
     return Finding(Level.ERROR, area, found, fix)
 
 
 def warning(area: str, found: str, fix: str) -> Finding:
-    """Makes a finding: a run may fail, or is slower than it could be."""
+    """Makes a finding that a run may fail, or is slower than it could be."""
     return Finding(Level.WARNING, area, found, fix)
 
 
 def note(area: str, found: str, fix: str = "") -> Finding:
-    """Makes a finding: nothing is wrong, but it is good to know."""
+    """Makes a finding that is good to know, though nothing is wrong."""
     return Finding(Level.NOTE, area, found, fix)
 
 
 def ok(area: str, found: str) -> Finding:
-    """Makes a finding: all is well."""
+    """Makes a finding that all is well."""
     return Finding(Level.OK, area, found)
 
 
 def from_message(level: Level, area: str, message: str) -> Finding:
-    """Makes a finding of an error: its first sentence says what is wrong, then what to do."""
+    """Makes a finding of an error's message: what is wrong, in a sentence, and then what to do."""
     found, _, fix = message.partition(". ")
     return Finding(level, area, found.removesuffix("."), fix)
 
 
 def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Sorts findings by their levels, and else leaves them as they came."""
+    """Sorts findings by their levels; those of a level keep their order."""
     return sorted(findings, key=lambda each: _ORDER.index(each.level))
 
 
 def table(report: Report) -> str:
-    """Returns plain text: findings, the worst first, each with its fix; how many; the variables."""
+    """Returns the report as plain text: findings, their numbers by level, and the variables."""
     rows = worst_first(report.findings)
     width = max((len(each.area) for each in rows), default=0)
     lines = [line for each in rows for line in _row(each, width)]
@@ -131,7 +131,7 @@ def table(report: Report) -> str:
 
 
 def _settings(facts: Mapping[str, str]) -> list[str]:
-    """Returns the variables that are set, for who reads a report that was sent."""
+    """Returns lines with the variables that are set."""
     prefix = "variable "
     found = {name.removeprefix(prefix): facts[name] for name in facts if name.startswith(prefix)}
     return (
@@ -152,7 +152,7 @@ def _row(finding: Finding, width: int) -> list[str]:
 
 
 def _wrap(text: str, first: str, following: str) -> list[str]:
-    # Commands and paths are pasted: they are broken at spaces alone.
+    # Lines are broken at spaces alone, so that commands and paths can be copied from the table.
     return textwrap.wrap(
         text,
         _WIDTH,

@@ -1,4 +1,4 @@
-"""The cards of this server, their driver and their firmware, as `hl-smi` and the kernel tell.
+"""Reads the cards of this server, their driver and firmware from `hl-smi` and the kernel.
 
 Sources: Intel Gaudi documentation, "System Management Interface Tool (hl-smi)": options and fields;
 output as published in Intel's guides for Gaudi nodes, 1.12 to 1.23; Linux,
@@ -18,13 +18,13 @@ _DRIVER = "/sys/module/habanalabs"
 _CARDS = "/sys/class/accel"
 _PCI = "/sys/bus/pci/devices"
 _PCI_VENDOR = "0x1da3"
-_PCI_CLASS = "0x12"  # processing accelerators
+_PCI_CLASS = "0x12"  # PCI's class of processing accelerators
 _FIELDS = ("index", "module_id", "name", "driver_version", "memory.total", "memory.used")
 QUERY = ("hl-smi", "-Q", ",".join(_FIELDS), "-f", "csv,noheader")
 LIST = ("hl-smi", "-L")
 _FIRMWARE = re.compile(r"Firmware \[(\w+)\] Version\s*:.*?\bhl-gaudi\d*-(\d+\.\d+\.\d+)(\S*)")
 _GENERATIONS = {"HL-20": 1, "HL-22": 2, "HL-28": 2, "HL-3": 3}
-"""By the beginning of a card's name."""
+"""The generations, by the beginning of a card's name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def has_driver(machine: Machine) -> bool:
 
 
 def firmware(machine: Machine) -> dict[str, list[str]]:
-    """Versions such as 1.20.0-fw-58.0.0-sec-9, by part (SPI, OS), of each card in turn.
+    """Returns the versions of each part (SPI, OS), such as 1.20.0-fw-58.0.0-sec-9, card by card.
 
     SPI is what lies in a card's flash; the driver loads the others when it starts.
     """
@@ -83,16 +83,17 @@ def firmware(machine: Machine) -> dict[str, list[str]]:
 
 
 def status(machine: Machine) -> dict[str, str]:
-    """Gives what the kernel says of each card, by its name there: "operational" if all is well."""
+    """Returns the kernel's status of each card by name, which is "operational" if all is well."""
     if not has_driver(machine):
-        return {}  # others make accelerators, too
+        # /sys/class/accel has the accelerators of all vendors.
+        return {}
     paths = {name: f"{_CARDS}/{name}/device/status" for name in machine.names(_CARDS)}
     found = {name: machine.read(path) for name, path in paths.items()}
     return {name: text for name, text in found.items() if text}
 
 
 def on_the_bus(machine: Machine) -> int:
-    """Counts the vendor's accelerators that are plugged in, be there a driver or not.
+    """Counts the vendor's accelerators that are plugged in, with or without a driver.
 
     Source: `drivers/accel/habanalabs/common/habanalabs_drv.c`: the vendor's number on PCI.
     """

@@ -1,4 +1,4 @@
-"""The same checks on all servers, over what the user starts ranks with, and what differs there."""
+"""Runs the checks on all servers, through the launcher with which the user starts ranks."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 from lightning_gaudi.untrusted import hide_secrets, printable, shown_command
 
 PLACEHOLDER = "{}"
-"""Stands in the launcher's words for what each rank is to run; without it that comes last."""
+"""The place of the command that ranks run among the launcher's words; without it, the end."""
 _ENDING_S = 5
 _MAX_SAID = 100_000
 
 
 @dataclass
 class _Answers:
-    """What has come back."""
+    """What the processes and the launcher have sent so far."""
 
     begun: dict[str, Process] = field(default_factory=dict)
-    """Those that have said that they are there, and have not reported yet."""
+    """The processes that have said that they are there, and have not reported yet."""
     done: dict[str, Process] = field(default_factory=dict)
     status: int | None = None
     """The launcher's exit status; None while it runs."""
     said: str = ""
-    """On its standard error."""
+    """What the launcher and its processes wrote to standard error."""
 
     def is_complete(self) -> bool:
         sizes = {process.size for process in self.done.values()}
@@ -52,7 +52,8 @@ class _Answers:
         try:
             sender, process, has_reported = Process.read(message)
         except ValueError:
-            return  # whose sender has then not answered
+            # Its sender then counts as one that has not answered.
+            return
         if has_reported:
             self.begun.pop(sender, None)
             self.done[sender] = process
@@ -61,17 +62,17 @@ class _Answers:
 
 
 def answer(token: str, options: Options) -> None:
-    """Writes this process's report for the one that has started the launcher; its status is 0.
+    """Writes this process's report for the process that has started the launcher.
 
     The first process of each host looks at the machine, the others at versions and settings.
 
     Args:
-        token: Of the run.
-        options: What to look at.
+        token: The token of the run.
+        options: The options of the diagnosis.
     """
     found = place(os.environ)
     host = socket.gethostname()
-    # A rank is one of a kind; without ranks, hosts are, or processes.
+    # A rank is one process. Without ranks, processes of a host are told apart by their numbers.
     sender = f"{host}-{os.getpid() if found.rank is None else found.rank}"
     about = {
         "sender": sender,
@@ -80,6 +81,7 @@ def answer(token: str, options: Options) -> None:
         "size": found.size,
         "is_first": not found.local_rank,
     }
+    # Looking at a machine may hang: who has said hello and never reports is named.
     _write(token, f"{sender}-hello", about | {"report": None})
     machine = Machine()
     report = Report([], facts(machine)) if found.local_rank else diagnose(options, machine)
@@ -93,13 +95,13 @@ def _write(token: str, name: str, message: dict[str, Any]) -> None:
 
 
 def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s: float) -> Report:
-    """Looks at all machines that a launcher starts processes on.
+    """Looks at all machines on which a launcher starts processes.
 
     Args:
-        launcher: Its words, such as `["mpirun", "-np", "2", "--host", "a,b"]`; `{}` among them
-            stands for what is to be run, which else comes last.
-        arguments: Of `lightning-gaudi doctor`, for each process.
-        timeout_s: How long to wait for all of them.
+        launcher: Its words, such as `["mpirun", "-np", "2", "--host", "a,b"]`. `{}` among them
+            marks the place of the command to run, which else comes last.
+        arguments: The arguments of `lightning-gaudi doctor` for each process.
+        timeout_s: How many seconds to wait for all of them.
 
     Raises:
         OSError: There is no such launcher, or it does not start.
@@ -131,7 +133,8 @@ def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> l
         (lambda found: [shlex.quote(each) for each in found]) if parses_again(launcher) else list
     )
     if any(PLACEHOLDER in word for word in launcher):
-        # Alone it is the command; within a word it is one of a shell's.
+        # A word that is the placeholder becomes the words of the command. Within a word, as that of
+        # `bash -c`, it becomes one text for a shell.
         whole = {PLACEHOLDER: again(words)}
         parts = (
             whole.get(each, [each.replace(PLACEHOLDER, shlex.join(words))]) for each in launcher
@@ -141,7 +144,7 @@ def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> l
 
 
 def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
-    """Starts the launcher and gathers what comes, until all have answered or the time is over."""
+    """Starts the launcher and gathers answers, until all have answered or the time is over."""
     answers, joiner, deadline = _Answers(), Joiner(token), time.monotonic() + timeout_s
     with tempfile.TemporaryFile("w+", errors="replace") as said, _started(command, said) as process:
         for line in _lines(process, deadline):
@@ -159,7 +162,7 @@ def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Runs the launcher, which is asked to end its processes before it is killed."""
+    """Runs the launcher for a block, then asks it to end its processes, and kills it."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -177,25 +180,27 @@ def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen
 
 
 def _ask_to_end(process: subprocess.Popen[str]) -> None:
-    """Makes the launcher, and all in its session here, end what they have started elsewhere."""
+    """Asks the launcher, and all in its session, to end what they have started elsewhere."""
     deadline = time.monotonic() + _ENDING_S
-    with contextlib.suppress(ProcessLookupError):  # all have ended
-        # A shell passes no signal on.
+    # killpg raises ProcessLookupError when all have ended.
+    with contextlib.suppress(ProcessLookupError):
+        # To the whole group, because a shell around the launcher passes no signal on.
         os.killpg(process.pid, signal.SIGTERM)
         while time.monotonic() < deadline:
-            process.poll()  # until then it would count
+            # A process that has ended stays in the group until it is waited for.
+            process.poll()
             os.killpg(process.pid, 0)
             time.sleep(0.05)
 
 
 def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
-    """Yields what it prints, until it has ended or the time is over."""
+    """Yields the lines that the launcher prints, until it has ended or the time is over."""
     assert process.stdout is not None
     rest = b""
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while (left := deadline - time.monotonic()) > 0 and selector.select(left):
-            # Not by the file itself, which may keep lines that select does not see.
+            # Not `process.stdout.readline`, whose buffer may hold lines that select does not see.
             data = os.read(process.stdout.fileno(), 2**16)
             if not data:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,7 +211,7 @@ def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
 
 
 def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:
-    """Yields who has not answered, and what was tried."""
+    """Reports the processes that have not answered, and how they were started."""
     tried = shown_command(launcher)
     when = f"within {timeout_s:.0f} s of `{tried}`"
     if answers.status is not None:
@@ -225,21 +230,22 @@ def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Ite
 
 
 def _first_words(said: str) -> str:
-    """Returns the first line that says what is wrong; all of it is on standard error."""
+    """Returns the first line of standard error that says something; the user sees all of it."""
     lines = (line.strip() for line in said.splitlines() if not line.startswith((" ", "Traceback")))
     return next((line for line in lines if re.search(r"\w", line)), "no message")
 
 
 _MAX_RANKS = 2**16
-"""Of how many ranks at most it is said which are missing: a host may claim any number."""
+"""The most ranks that are looked for among the missing, because a host may claim any number."""
 
 
 def _missing(answers: _Answers, launcher: Sequence[str]) -> str:
-    """Names the hosts of the launcher's options, and the ranks, of which nothing was heard."""
+    """Returns in words the hosts of the launcher's options and the ranks that sent nothing."""
     processes = [*answers.begun.values(), *answers.done.values()]
     known = {_short(process.host) for process in processes}
     named = named_hosts(launcher)
-    # A launcher may know a host by another name than its own: as many are enough.
+    # A launcher may know a host by another name than its own. Where as many hosts have answered as
+    # were named, none is missing.
     hosts = [host for host in named if _short(host) not in known and len(known) < len(named)]
     size = max((process.size or 0 for process in processes), default=0)
     ranks = {str(rank) for rank in range(min(size, _MAX_RANKS))} - {

@@ -1,4 +1,4 @@
-"""What launchers tell those that they start, and the hosts that their options name."""
+"""Reads what launchers tell the processes that they start, and the hosts that they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _VARIABLES = (
-    # torchrun's before those of what it may run under.
+    # torchrun's come first, because it may itself run under one of the others.
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
@@ -27,7 +27,7 @@ _PARSE_AGAIN = frozenset(
         *("parallel-ssh", "parallel", "prsh", "sshpass"),
     )
 )
-"""Programs that join their words with spaces, and have a shell split them again.
+"""Programs that join their words with spaces and have a shell split them again.
 
 Source: ssh(1) of OpenSSH 9.2, rsh(1), pdsh(1) 2.34, clush(1) of ClusterShell 1.9, dsh(1), pssh(1),
 parallel(1). `mpirun`, `mpiexec`, `srun`, `docker exec` and `kubectl exec` start the words as they
@@ -42,7 +42,7 @@ _DIRECT = frozenset(
 
 
 def parses_again(launcher: Sequence[str]) -> bool:
-    """Returns whether a launcher has a shell split what it is given, so that words must be quoted.
+    """Returns whether a launcher has a shell split its words again, which then must be quoted.
 
     The first program among the words that is known decides: `sudo ssh host` does,
     `mpirun --mca plm_rsh_agent ssh` does not.
@@ -53,7 +53,7 @@ def parses_again(launcher: Sequence[str]) -> bool:
 
 
 class Place(NamedTuple):
-    """A process among those of its job; None where it was not told."""
+    """The place of a process in its job; None for what the launcher did not tell."""
 
     rank: int | None
     size: int | None
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 def place(environment: Mapping[str, str]) -> Place:
-    """Returns what a launcher has told a process."""
+    """Returns the place that a launcher has told a process in its environment."""
     for names in _VARIABLES:
         if _is_number(environment.get(names[0], "")):
             found = (environment.get(name, "") for name in names)
@@ -74,7 +74,7 @@ def _is_number(text: str) -> bool:
 
 
 def named_hosts(launcher: Sequence[str]) -> list[str]:
-    """Returns the hosts that a launcher's options name, if they compare with hosts' names."""
+    """Returns the hosts that a launcher's options name, without addresses and this host."""
     found = [host for text in _texts(launcher) for host in _split(text)]
     return [host for host in dict.fromkeys(found) if _is_name(host)]
 
@@ -107,7 +107,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _is_name(host: str) -> bool:
-    """Returns whether it is a name, and not this machine's for itself."""
+    """Returns whether a host is given by name, and is not this machine."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""All that the checks read from the outside; tests put a recorded machine in its place."""
+"""Reads all that the checks look at; tests put a recorded machine in its place."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ _TIMEOUT_S = 60
 
 
 class Answer(NamedTuple):
-    """What a command said."""
+    """What a command has answered."""
 
     text: str
     """Its standard output."""
     problem: str = ""
-    """Why it is not to be relied on: not found, failed with what message, hung. Empty if all went
-    well."""
+    """Why there is no answer to rely on: the command was not found, failed or hung. Else empty."""
 
 
 class Machine:
-    """This machine, as far as the checks look at it. What a command says is asked for once."""
+    """This machine, as far as the checks look at it. Each command is run only once."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         """Looks at this machine as a process with that environment would."""
@@ -34,12 +33,12 @@ class Machine:
         self._answers: dict[tuple[str, ...], Answer] = {}
 
     def without_home(self, text: str) -> str:
-        """Returns a text in which the folder of this user is `~`: reports are sent to others."""
+        """Returns a text with `~` for this user's folder, because reports are sent to others."""
         home = self.environment.get("HOME", "").rstrip("/")
         return text.replace(home, "~") if len(home) > 3 else text
 
     def run(self, *command: str, timeout_s: float = _TIMEOUT_S) -> Answer:
-        """Returns what a command says."""
+        """Returns the answer of a command."""
         if command not in self._answers:
             self._answers[command] = _run(command, self.environment, timeout_s)
         return self._answers[command]
@@ -102,7 +101,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str], timeout_s: floa
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # to end all that it starts
+            # A session of its own lets `end` kill all that the command has started.
+            start_new_session=True,
         )
     except FileNotFoundError:
         return Answer("", f"there is no {name} on the PATH")
@@ -123,10 +123,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], timeout_s: floa
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kills what leads a session of its own, and all in it, and wait for it."""
+    """Kills a process that leads a session, and all in that session, and waits for it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A driver that hangs keeps a process in the kernel, whom no signal ends: nobody waits for it.
+    # A driver that hangs keeps a process in the kernel, where no signal ends it: it is left behind
+    # after a while.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=5)
     for stream in (process.stdout, process.stderr):

@@ -1,4 +1,4 @@
-"""Checks of the host's memory: huge pages, what processes share, and what they may lock."""
+"""Checks the host's memory: huge pages, what processes share, and what they may lock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from lightning_gaudi.tools.doctor.findings import Finding, note, ok, warning
 from lightning_gaudi.tools.doctor.machine import Machine
 
 HUGE_MIB_A_CARD = 4400
-"""What optimum-habana's jobs on Kubernetes ask for: 4400 MiB for a card, 35202 MiB for eight.
+"""The memory in huge pages for a card, as optimum-habana's jobs on Kubernetes ask for it.
+
+They ask for 4400 MiB for one card, and for 35202 MiB for eight.
 
 Source: optimum-habana 1.19, `examples/kubernetes/ci/*-values.yaml`, `hugepages-2Mi`.
 """
 _SHARED = "/dev/shm"
 _SHARED_MIB = 1024
 _OVER_HOST_NICS = ("HCCL_OVER_OFI", "FI_EFA_USE_DEVICE_RDMA")
-"""Switches that ask for transfers over them."""
+"""Switches that ask for transfers over the host's network cards."""
 
 
 def check_huge_pages(machine: Machine) -> Iterator[Finding]:
@@ -62,7 +64,7 @@ def _limit_of_pages(machine: Machine, page_mib: int) -> int | None:
 
 
 def check_memory_limit(machine: Machine) -> Iterator[Finding]:
-    """Names the memory that a container may use, and whether that has ended processes of it."""
+    """Reports the memory that a container may use, and whether the limit has ended processes."""
     limit = find_memory_limit(machine.read)
     if limit is None:
         return
@@ -97,10 +99,10 @@ def check_shared_memory(machine: Machine) -> Iterator[Finding]:
 
 
 def check_locked_memory(machine: Machine) -> Iterator[Finding]:
-    """Checks whether memory that the host's network cards read and write can be registered.
+    """Checks whether memory can be registered for the host's network cards, which locks it.
 
-    Registering locks it. Cards of one server need none of that, nor do servers whose cards are
-    connected directly, so only who asks for the host's network cards is warned.
+    The cards of one server need no such memory, nor do servers whose cards are connected directly.
+    So there is a warning only where a switch asks for the host's network cards.
 
     Source: rdma-core, Documentation/libibverbs.md, "Permissions".
     """

@@ -1,6 +1,6 @@
-"""Checks of the vendor's package: does it load, in which mode, and how many cards does it see?
+"""Checks whether the vendor's package loads, in which mode, and how many cards it sees.
 
-It is loaded by a process of its own: a broken driver may hang or kill it.
+A process of its own loads it, because a broken driver may hang or kill that process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
 
 
 def _is_worth_asking(machine: Machine) -> bool:
-    """Tells if there is such a package, and asking it does not compile a simulated card first."""
+    """Returns whether the package is there and loads without compiling the simulator first."""
     if machine.version("torch") is None:
         return False
     if not software.is_simulated(machine):
@@ -67,12 +67,13 @@ def _is_worth_asking(machine: Machine) -> bool:
         settings.read_settings()
         return build.find_built() is not None
     except SimulatorError:
-        return False  # what the check of the compiler says
+        # `software.check_compiler` reports this.
+        return False
 
 
 @dataclass
 class _Found:
-    """What the process has found."""
+    """What the process has found out."""
 
     cards: int
     reason: str
@@ -85,6 +86,7 @@ def _probe(machine: Machine) -> tuple[_Found | None, str]:
     if answer.problem:
         return None, answer.problem
     try:
+        # The last line alone: the vendor's libraries print to standard output, too.
         found = decode(_Found, {"lazy": False, **parse_json(answer.text.strip().splitlines()[-1])})
     except (ValueError, TypeError, IndexError):
         return None, f"an answer that is none: {printable(repr(answer.text.strip()[-200:]))}"

@@ -1,4 +1,4 @@
-"""Checks of where ranks meet: port, address, interfaces."""
+"""Checks where ranks meet: port, address and interfaces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "NODE_RANK", "GROUP_RA
 
 
 def check_port(machine: Machine, port: int | None) -> Iterator[Finding]:
-    """Checks if rank 0 could listen where the others look for it, if this machine is to have it.
+    """Checks whether rank 0 could listen at its port, if this machine is to have rank 0.
 
     Args:
         machine: This one.
@@ -48,7 +48,7 @@ def check_port(machine: Machine, port: int | None) -> Iterator[Finding]:
 
 
 def _has_rank_0(machine: Machine) -> bool:
-    """Tells if rank 0 is to listen on this machine, as far as the environment says where it is."""
+    """Returns whether rank 0 is to listen on this machine, as far as the environment says so."""
     if any(machine.environment.get(name, "0") != "0" for name in _RANKS):
         return False
     address = machine.environment.get("MASTER_ADDR")
@@ -56,10 +56,11 @@ def _has_rank_0(machine: Machine) -> bool:
 
 
 def _is_here(address: str) -> bool:
-    """Returns whether an address is one of this machine's: then, and only then, can it be bound."""
+    """Returns whether an address is one of this machine's, which alone can be bound."""
     try:
         found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # no name that there can be
+    # A name that is no possible host name raises UnicodeError.
+    except (OSError, UnicodeError):
         return False
     for family, kind, protocol, _, place in found:
         try:
@@ -99,7 +100,7 @@ def check_interfaces(machine: Machine, interface: str | None) -> Iterator[Findin
     here = machine.names(_NETWORK)
     for name, value in asked.items():
         for word in filter(None, (value or "").split(",")):
-            # HCCL takes the beginning of a name, too; gloo a whole one.
+            # HCCL also takes the beginning of a name, gloo only a whole one.
             is_prefix = name.startswith("HCCL")
             found = [each for each in here if each == word or (is_prefix and each.startswith(word))]
             if not found:
@@ -122,7 +123,7 @@ def _asked(machine: Machine) -> dict[str, str | None]:
 
 
 def _check_host_name(machine: Machine) -> Iterator[Finding]:
-    """Checks whether the host's name leads to a network: gloo takes that one's interface.
+    """Checks whether the host's name leads to a network, whose interface gloo then takes.
 
     Source: torch.distributed, "Common environment variables".
     """

@@ -1,6 +1,6 @@
-"""Checks of the Python packages, and of what the simulated HPU is compiled with.
+"""Checks the Python packages, and what the simulated HPU is compiled with.
 
-Against the releases, the tested pairs and the security floor.
+The packages are held to the releases, to the tested pairs, and to what is secure.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ PACKAGES = (
     *("torch", PLUGIN, *LIGHTNINGS, "lightning-gaudi", "lightning-habana", "deepspeed"),
     *("transformers", "accelerate", "optimum-habana", "numpy"),
 )
-"""What a report names, and what is compared between servers."""
+"""The packages that a report names, and that are compared between servers."""
 _MIGRATING = name_page("Migrating to lightning-gaudi", "migration/from-lightning-habana")
 _GUIDE = name_page("On a Gaudi", "how-to/on-a-gaudi#install-beside-the-vendors-torch")
 
 
 def gaudi_software(machine: Machine) -> str | None:
-    """Returns the release of the Gaudi software, be it simulated; None where there is none."""
+    """Returns the release of the Gaudi software, real or simulated; None where there is none."""
     if machine.environment.get(settings.SIMULATE):
         key = machine.environment.get(settings.RELEASE) or list(settings.RELEASES)[-1]
         return settings.RELEASES[key].version if key in settings.RELEASES else None
@@ -61,7 +61,7 @@ def is_simulated(machine: Machine) -> bool:
 
 
 def is_upstream(torch: str) -> bool | None:
-    """Tells if it is PyTorch's CPU build (True), the vendor's own (False), or another one (None).
+    """Returns True for PyTorch's CPU build, False for the vendor's own, and None for another one.
 
     Source: Intel Gaudi PyTorch bridge 1.24.1, `torch/__init__.py`, which asks for one of the two.
     """
@@ -72,7 +72,7 @@ def is_upstream(torch: str) -> bool | None:
 
 
 def check_python(machine: Machine) -> Iterator[Finding]:
-    """Yields what runs here: for the reader of a report."""
+    """Reports the Python that runs here, and whether this package is installed."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     yield ok("python", f"{platform.python_version()} at {python()}, {system}")
     installed = machine.version("lightning-gaudi")
@@ -94,7 +94,7 @@ def check_python(machine: Machine) -> Iterator[Finding]:
 
 
 def check_torch(machine: Machine) -> Iterator[Finding]:
-    """Checks whether torch is one that this package and the Gaudi software take."""
+    """Checks whether this package and the Gaudi software take the installed torch."""
     torch, software = machine.version("torch"), gaudi_software(machine)
     if torch is None:
         yield error(
@@ -150,7 +150,7 @@ def _check_pair(machine: Machine, torch: str, software: str) -> Iterator[Finding
 
 
 def check_lightning(machine: Machine) -> Iterator[Finding]:
-    """Checks whether Lightning is one that is supported, and safe."""
+    """Checks whether the installed Lightning is supported and safe."""
     versions = {name: machine.version(name) for name in LIGHTNINGS}
     if not any(versions.values()):
         yield error("lightning", "is not installed", "pip install 'lightning>=2.6.6,<2.7'")
@@ -186,7 +186,7 @@ def _check_lightning(machine: Machine, name: str, version: str) -> Finding:
 
 
 def check_deepspeed(machine: Machine) -> Iterator[Finding]:
-    """Checks whether DeepSpeed is one that is supported, and was run with this torch on a Gaudi."""
+    """Checks whether the installed DeepSpeed is supported, and was run with this torch."""
     version, torch = machine.version("deepspeed"), machine.version("torch")
     install = "pip install 'lightning-gaudi[deepspeed]'"
     if version is None:
@@ -205,7 +205,7 @@ def check_deepspeed(machine: Machine) -> Iterator[Finding]:
 
 
 def check_transformers(machine: Machine) -> Iterator[Finding]:
-    """Checks if transformers is one that the recipes are tested with, and brings what it should."""
+    """Checks whether the recipes are tested with the installed transformers."""
     version = machine.version("transformers")
     if version is None:
         yield ok("transformers", "not installed; the recipes and text generation need it")
@@ -219,7 +219,7 @@ def check_transformers(machine: Machine) -> Iterator[Finding]:
 
 
 def _unmet(machine: Machine, name: str, version: str) -> str:
-    """Tells what a version lacks of what we declare; nothing if it is fine or not known."""
+    """Returns why a version does not meet our requirements; "" if it does or none is known."""
     for requirement in map(Requirement, machine.requirements()):
         if requirement.name == name and not _contains(requirement, version):
             return f"{version} is not supported: {requirement.specifier}"
@@ -236,10 +236,11 @@ def _contains(requirement: Requirement, version: str) -> bool:
 
 
 def check_compiler(machine: Machine) -> Iterator[Finding]:
-    """Checks if simulated cards can be had here: an error where they are asked for, else a note."""
+    """Checks whether cards can be simulated: an error where that is asked for, else a note."""
     asked = is_simulated(machine)
     if not asked and hl_smi.has_driver(machine):
-        return  # a Gaudi server needs none
+        # A Gaudi server needs no simulated cards.
+        return
     try:
         if asked:
             activation.refuse_vendor(

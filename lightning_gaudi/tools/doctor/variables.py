@@ -1,4 +1,4 @@
-"""Checks of the environment: what is missing, misspelt, contradicts something or does harm."""
+"""Checks the environment for what is missing, misspelt, contradictory or harmful."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTALLED = {
     "HABANA_SCAL_BIN_PATH": "/opt/habanalabs/engines_fw",
     "HABANA_PLUGINS_LIB_PATH": "/opt/habanalabs/habana_plugins",
 }
-"""What the installation sets, with the values of the vendor's images.
+"""The variables that the installation sets, with the values of the vendor's images.
 
 Source: HabanaAI/Setup_and_Install, `dockerfiles/base/Dockerfile.ubuntu24.04`.
 """
@@ -45,7 +45,7 @@ OURS = tuple(
 )
 """The variables of this package, and of its tests on a card."""
 _RUNTIME_ERROR = "HABANA_RUNTIME_ERROR"
-"""Set by the vendor's runtime in a container that it could not prepare.
+"""The variable that the vendor's runtime sets in a container that it could not prepare.
 
 Source: HabanaAI/habana-container-runtime, README, "Environment variables (OCI spec)".
 """
@@ -70,9 +70,9 @@ def settings(machine: Machine) -> dict[str, str]:
 
 
 def check_installed(machine: Machine) -> Iterator[Finding]:
-    """Checks whether what the installation sets is set, and names what is there.
+    """Checks whether the variables of the installation are set, and their paths exist.
 
-    Source: "Graph compile failed" on servers that these do not reach (huggingface/optimum-habana,
+    Source: "Graph compile failed" on servers that they do not reach (huggingface/optimum-habana,
     pull request 1779).
     """
     if not hl_smi.read_cards(machine) or machine.version(software.PLUGIN) is None:
@@ -96,7 +96,7 @@ def check_installed(machine: Machine) -> Iterator[Finding]:
 
 
 def check_names(machine: Machine) -> Iterator[Finding]:
-    """Checks whether a variable is probably another one's name, misspelt: nothing would read it."""
+    """Checks for variables that nothing reads, because their names are probably misspelt."""
     for name in machine.environment:
         if meant := _meant(name):
             yield warning("variables", f"{name} is read by nothing", f"Did you mean {meant}?")
@@ -112,7 +112,7 @@ def _meant(name: str) -> str | None:
 
 
 def check_mode(machine: Machine) -> Iterator[Finding]:
-    """Checks if lazy or eager mode is asked for in a way that is understood, and only one."""
+    """Checks whether one of lazy and eager mode is asked for, in a way that is understood."""
     environment = machine.environment
     lazy, asked = environment.get(_LAZY), environment.get("LIGHTNING_GAUDI_COMPILE")
     if lazy not in (None, "", "0", "1"):
@@ -132,7 +132,7 @@ def check_mode(machine: Machine) -> Iterator[Finding]:
 
 
 def check_harm(machine: Machine) -> Iterator[Finding]:
-    """Yields what makes a run fail, or its results wrong, whatever the program does."""
+    """Reports variables that make a run fail, or its results wrong, whatever the program does."""
     environment = machine.environment
     if problem := environment.get(_RUNTIME_ERROR):
         yield error(
@@ -171,10 +171,10 @@ def check_harm(machine: Machine) -> Iterator[Finding]:
 
 
 def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
-    """Checks whether the cache of compiled graphs is one that processes can share.
+    """Checks whether processes can share the cache of compiled graphs.
 
     Source: Intel Gaudi documentation, "Runtime environment variables": path, whether to clear it at
-    the start, and its size in MB; a disk of this machine, since file locks are needed.
+    the start, and its size in MB; a disk of this machine, because it needs file locks.
     """
     name = "PT_HPU_RECIPE_CACHE_CONFIG"
     value = machine.environment.get(name)
@@ -199,7 +199,7 @@ def check_recipe_cache(machine: Machine) -> Iterator[Finding]:
 
 
 def check_scale_out(machine: Machine) -> Iterator[Finding]:
-    """Checks whether direct transfers over the host's NICs are asked for in full.
+    """Checks whether all variables are set that direct transfers over the host's NICs need.
 
     Source: Intel Gaudi documentation, "Scale-out via host NIC".
     """

@@ -1,7 +1,7 @@
-"""How a report travels over the standard output of a launcher, which mixes many processes' lines.
+"""Sends reports over the standard output of a launcher, which mixes the lines of many processes.
 
-It is cut into lines short enough to be written in one piece, each with whose it is and its place.
-What a launcher puts before a line (mpirun --tag-output, srun --label) does no harm.
+A report is cut into lines that are short enough to be written in one piece, each with its sender
+and its place. What a launcher puts before a line (mpirun --tag-output, srun --label) does no harm.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from typing import Any
 
 from lightning_gaudi.untrusted import parse_json
 
-_SIZE = 900  # with what stands before it, well below what a pipe takes at once (4096)
+# A pipe takes up to 4096 bytes (PIPE_BUF) in one piece, with what stands before the part.
+_SIZE = 900
 _MARK = "@lightning-gaudi-doctor"
 _LINE = re.compile(
     rf"{_MARK} (\w+) ([\w.-]{{1,300}}) ([0-9]{{1,5}})/([0-9]{{1,5}}) (\S+)", re.ASCII
 )
 _MAX_BYTES = 2**24
-"""Of a message: a report has some thousands."""
+"""The size of a message at most; a report has some thousands."""
 
 
 def cut(token: str, sender: str, message: Any) -> Iterator[str]:
     """Yields the lines of a message.
 
     Args:
-        token: Of the run, so that nothing else is taken for its answers.
+        token: The token of the run, so that nothing else is taken for its answers.
         sender: Who sends it: letters, digits, dots and dashes.
-        message: Of types that JSON knows.
+        message: A value of types that JSON knows.
     """
     text = base64.b64encode(zlib.compress(json.dumps(message).encode())).decode()
     parts = [text[start : start + _SIZE] for start in range(0, len(text), _SIZE)]
@@ -39,15 +40,15 @@ def cut(token: str, sender: str, message: Any) -> Iterator[str]:
 
 
 class Joiner:
-    """Puts messages together again, whatever the order and the mix of their lines."""
+    """Puts messages together again, in whatever order their lines come."""
 
     def __init__(self, token: str) -> None:
-        """Takes the lines of one run alone."""
+        """Takes only the lines of the run with that token."""
         self._token = token
         self._parts: dict[str, dict[int, str]] = {}
 
     def add(self, line: str) -> Any | None:
-        """Returns the message that a line completes, if it does; None for what is no message."""
+        """Returns the message that a line completes, or None."""
         found = _LINE.search(line)
         if found is None or found[1] != self._token:
             return None
@@ -62,6 +63,7 @@ class Joiner:
 def _message(text: str) -> Any | None:
     try:
         unpacking = zlib.decompressobj()
+        # Bounded, because a few bytes may unpack to very many; `eof` then stays false.
         data = unpacking.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         return parse_json(data) if unpacking.eof else None
     except (ValueError, zlib.error):
