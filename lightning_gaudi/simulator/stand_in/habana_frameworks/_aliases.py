@@ -1,4 +1,4 @@
-"""Modules that are named in the stand-in as Python names them, and in the vendor's otherwise."""
+"""Gives modules of the stand-in, which are named as Python names modules, the vendor's names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alias_modules(package: str, **names: str) -> None:
 
 
 class _Late(ModuleType):
-    """Stands for another module, and loads it for whoever asks for a name."""
+    """Stands for another module, and loads it when somebody asks for a name."""
 
     def __init__(self, package: str, theirs: str, ours: str) -> None:
         super().__init__(f"{package}.{theirs}")
@@ -35,6 +35,8 @@ class _Late(ModuleType):
         self.__file__ = spec.origin
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # of those who look at all modules
+        # Tools that look at all of `sys.modules`, as `inspect` does, ask for such names: they must
+        # not load everything.
+        if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         return getattr(load(self._package, self._ours), name)

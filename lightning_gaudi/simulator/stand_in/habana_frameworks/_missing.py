@@ -1,4 +1,4 @@
-"""What the simulated HPU does not offer, said in one way."""
+"""Refuses, in one way, what the simulated HPU does not offer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ README = "lightning_gaudi/simulator/README.md"
 
 
 class NotSimulatedError(NotImplementedError, AttributeError):
-    """Something of the vendor's package that the stand-in lacks.
+    """The error for something of the vendor's package that the stand-in lacks.
 
     It is an AttributeError too, so that `hasattr` keeps detecting features.
     """
@@ -38,7 +38,7 @@ def not_simulated(what: str, why: str = "") -> NotSimulatedError:
 
 
 def refused(name: str, reason: str, kind: str = "function") -> Any:
-    """Returns what stands under a name of the vendor's that cannot work here: calling it raises.
+    """Returns a function or class for a name that cannot work here; calling it raises.
 
     Args:
         name: The dotted name.
@@ -74,7 +74,8 @@ def load(module: str, home: str) -> ModuleType:
         home: The name of the one below.
     """
     found = importlib.import_module(f"{module}.{home}")
-    # All of them: a function may be called as the module, which is now in its place.
+    # All names of the module at once: a function may have the module's own name, and the import has
+    # just put the module in its place.
     for name, other in _late[module].items():
         if other == home:
             setattr(sys.modules[module], name, getattr(found, name))
@@ -82,12 +83,11 @@ def load(module: str, home: str) -> ModuleType:
 
 
 def missing(module: str, late: Mapping[str, tuple[str, ...]] | None = None) -> Callable[[str], Any]:
-    """Builds a module's `__getattr__`, for the names that the module itself has not.
+    """Builds a module's `__getattr__`, for the names that the module does not define.
 
     A name that the vendor's release has is there and refuses to be called; one that it has not
-    raises. What the module defines for other releases alone is taken out of it: at once, or once
-    the package is imported, since its modules import such names from each other. So this comes last
-    in a module.
+    raises. Names that the module defines only for other releases are taken out of it. So this has
+    to come last in a module.
 
     Args:
         module: The module's `__name__`.
@@ -124,11 +124,14 @@ def _is_offered(entry: vendor_names.Name) -> bool:
 
 
 _waiting: dict[str, list[str]] | None = {}
-"""Names to take out of modules once the package is imported; None from then on."""
+"""Names to take out of modules once the package is imported; None from then on.
+
+They stay until then, because the modules import such names from each other.
+"""
 
 
 def hide_other_releases() -> None:
-    """Takes out what has waited for the package's import."""
+    """Takes the waiting names out of their modules, when the package has been imported."""
     global _waiting
     waiting, _waiting = _waiting or {}, None
     for module, names in waiting.items():

@@ -1,4 +1,4 @@
-"""Modules of the vendor's that the stand-in has no file for, and those of other releases."""
+"""Makes modules of the vendor's that have no file here, and hides those of other releases."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _SEPARATE = {
     "habana_frameworks.mediapipe": "media are decoded by the vendor's media libraries",
     "habana_frameworks.torch.gpu_migration": GPU_MIGRATION,
 }
-"""Packages of the vendor's that are installed on their own, and why none is here."""
+"""The vendor's packages that are installed on their own, and why they are not here."""
 
 
 def install() -> None:
-    """Lets Python find them; done once, when the package is imported."""
+    """Installs the finders, once, when the package is imported."""
+    # First, so that no file is found for a module that the release has not; the other one last, so
+    # that files come before it.
     sys.meta_path.insert(0, _OtherReleases())
     sys.meta_path.append(_Refusing())
 
 
 def add_eclipsed(only: str | None = None) -> None:
-    """Makes the modules that a package has a class of the same name for, `optimizers.FusedAdamW`.
-
-    Importing one later would put it in the class's place.
+    """Makes the modules whose package has a class of the same name, as `optimizers.FusedAdamW`.
 
     Args:
-        only: The `__name__` of a package that is imported after the others, and is asked alone.
+        only: The `__name__` of a package that is imported after the others; None for all packages.
     """
     for name, listed in vendor_names.modules().items():
         parent, _, short = name.rpartition(".")
@@ -48,6 +48,8 @@ def add_eclipsed(only: str | None = None) -> None:
         ):
             continue
         if short in vendor_names.modules()[parent].names and not _has_file(package, short):
+            # Put into `sys.modules` now: importing it later would put the module in the place of
+            # the class.
             module = ModuleType(f"{package.__name__}.{short}", reason_for(name))
             module.__getattr__ = _eclipsed(package, module)  # type: ignore[method-assign]
 
@@ -71,7 +73,7 @@ def _eclipsed(package: ModuleType, module: ModuleType) -> Callable[[str], Any]:
 
 
 class _OtherReleases:
-    """Says that a module is not there in this release, whatever file stands in for it."""
+    """A finder that refuses the modules which this release has not, even where they have files."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -88,7 +90,7 @@ class _OtherReleases:
 
 
 class _Refusing:
-    """Makes a listed module that has no file: its names are there and refuse to be called."""
+    """A finder and loader for listed modules without a file, whose names refuse to be called."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -102,7 +104,7 @@ class _Refusing:
         return ModuleSpec(name, self, is_package=is_package)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Python's own."""
+        """Leaves making the module to Python."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__doc__ = reason_for(module.__name__)

@@ -1,4 +1,4 @@
-"""Why a name of the vendor's refuses to work here."""
+"""Says why names of the vendor's refuse to work here."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _BEGINNINGS = {
     "utils.experimental._record_": "It tells the vendor's profiler which memory is a parameter's.",
 }
 GPU_MIGRATION = "the simulated HPU does not turn calls of torch.cuda into those of torch.hpu."
-"""Why `PT_HPU_GPU_MIGRATION` and the package that it loads do nothing."""
+"""The reason for which `PT_HPU_GPU_MIGRATION` and the package that it loads do nothing."""
 _DEFAULT = "It needs the vendor's libraries."
 
 
@@ -82,6 +82,7 @@ def reason_for(name: str) -> str:
         name: Its full address, `habana_frameworks.torch...`.
     """
     short = name.removeprefix("habana_frameworks.").removeprefix("torch.")
+    # The beginnings of names first, then the longest address that has a reason.
     for beginning, reason in _BEGINNINGS.items():
         if short.startswith(beginning):
             return reason

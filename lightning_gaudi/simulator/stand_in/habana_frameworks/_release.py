@@ -1,4 +1,4 @@
-"""The release of the Gaudi software that stands in, and the mode that it starts in."""
+"""Reads which release of the Gaudi software stands in, and in which mode it starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def release() -> Release:
 
 @functools.cache
 def is_lazy() -> bool:
-    """Tells if operations are gathered into graphs (lazy mode); read once from the environment.
+    """Returns whether operations are gathered into graphs (lazy mode); read once.
 
     Source: `PT_HPU_LAZY_MODE`; "1" is the default up to release 1.20, "0" since 1.21.
     """

@@ -1,6 +1,6 @@
-"""Where the part of the vendor's package lies that no code, recipe or example of ours uses.
+"""Finds the part of the vendor's package that no code, recipe or example of ours uses.
 
-It has the vendor's names like the rest, and is loaded when somebody asks for it.
+That part has the vendor's names like the rest, and is loaded when somebody asks for it.
 """
 
 from __future__ import annotations

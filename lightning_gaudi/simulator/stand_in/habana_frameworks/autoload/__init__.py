@@ -1,4 +1,4 @@
-"""How the vendor's package is imported at the end of `import torch`, if it is.
+"""The vendor's entry point, by which `import torch` imports its package.
 
 Here `import torch` starts the simulator instead, in both modes, which imports what stands in.
 """
@@ -11,17 +11,20 @@ from .._missing import missing
 from .._release import is_lazy
 
 is_loaded = True
-"""Whether the package has been imported: the simulator has done it."""
+"""Whether the package has been imported, which the simulator has always done."""
 
 
 def is_autoload_enabled() -> bool:
-    """Tells if the vendor's package would load itself: `PT_HPU_AUTOLOAD`, else in eager mode."""
+    """Returns whether the vendor's package would load itself.
+
+    `PT_HPU_AUTOLOAD` says so; without it, eager mode does.
+    """
     asked = os.environ.get("PT_HPU_AUTOLOAD")
     return asked == "1" if asked in ("0", "1") else not is_lazy()
 
 
 def __autoload() -> None:
-    """The entry point of `torch.backends`; nothing is left to do."""
+    """Does nothing, because the simulator has imported the package already."""
 
 
 __getattr__ = missing(__name__)

@@ -2,7 +2,8 @@
 
 import warnings
 
-import torch  # (before anything of ours: it may activate the simulator)
+# Before anything of ours, because its import may activate the simulator.
+import torch
 from packaging.version import Version
 
 from .._missing import hide_other_releases, missing

@@ -1,4 +1,4 @@
-"""The simulated device's C++ extension, loaded on first use if the environment asks for it."""
+"""Gives the stand-in the simulated device's C++ extension, loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card that is simulated."""
+"""Reads which card is simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stand-in itself counts; the device counts the rest."""
+"""Counts what the stand-in itself does; the device counts the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lightning_gaudi.simulator import observer
 
 MAX_CAUSES = 32
-"""How many causes of recompilations are kept."""
+"""The number of causes of recompilations that are kept."""
 
 _MAX_KINDS = 256
 
@@ -18,23 +18,25 @@ Shapes = Sequence[Sequence[object]]
 
 @dataclass
 class CompiledGraphs:
-    """Graphs that `torch.compile(backend="hpu_backend")` handed over."""
+    """Counts of graphs that `torch.compile(backend="hpu_backend")` handed over."""
 
     num_graphs: int = 0
     num_recompilations: int = 0
-    """Of graphs, those with the operators of an earlier one on inputs of other shapes."""
+    """The graphs with the operators of an earlier one, on inputs of other shapes."""
     causes: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_CAUSES))
-    """The latest recompilations': "input 0: [8, 113] was [8, 128]"."""
+    """The latest causes of recompilations, such as "input 0: [8, 113] was [8, 128]"."""
     _shapes: dict[Hashable, Shapes] = field(default_factory=dict)
 
     def add(self, kind: Hashable, shapes: Shapes) -> None:
         """Counts a graph.
 
         Args:
-            kind: What graphs have in common that differ in sizes alone.
-            shapes: Of the inputs; a size is a number, or a symbol if it may vary.
+            kind: What graphs that differ in sizes alone have in common.
+            shapes: The shapes of the inputs; a size is a number, or a symbol if it may vary.
         """
         self.num_graphs += 1
+        # Popped and put back at the end, so that the oldest kind is dropped when there are too
+        # many.
         before = self._shapes.pop(kind, None)
         self._shapes[kind] = shapes
         if len(self._shapes) > _MAX_KINDS:
@@ -47,7 +49,7 @@ class CompiledGraphs:
             observer.tell("compilation", "recompiled", 1, self.causes[-1])
 
     def forget(self) -> None:
-        """What is compiled from now on is not compiled again: the compiler was reset."""
+        """Forgets all graphs, because the compiler was reset: none is compiled again after that."""
         self._shapes.clear()
 
 

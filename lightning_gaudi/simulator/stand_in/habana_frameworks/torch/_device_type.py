@@ -1,4 +1,4 @@
-"""The driver's name for the card's type."""
+"""Names the card's type as the driver does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._card import card
 
 
 class synDeviceType(enum.IntEnum):  # noqa: N801 (the vendor's name)
-    """The driver's device types, those that can be simulated."""
+    """The driver's device types that can be simulated."""
 
     synDeviceGaudi = 1
     synDeviceGaudi2 = 4
@@ -21,5 +21,5 @@ def _get_device_type() -> synDeviceType:
 
 
 def is_gaudi3() -> bool:
-    """Returns whether the card is a Gaudi 3, which is not asked of the card itself."""
+    """Returns whether the simulated card is a Gaudi 3, without taking a card."""
     return _get_device_type() == synDeviceType.synDeviceGaudi3

@@ -1,7 +1,7 @@
-"""Events of the device: who wants to know of them, and what has happened.
+"""Publishes events of the device to those who have subscribed to them.
 
-The device counts and calls nobody, so what it did becomes events when somebody looks: at the end of
-a step, when a graph is handed to `torch.compile`'s backend, and when events are processed.
+The device counts and calls nobody, so its counts become events when somebody looks: at the end of a
+step, when a graph is handed to `torch.compile`'s backend, and when events are processed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Params = list[tuple[str, str]]
 
 
 class EventId(enum.Enum):
-    """What can happen."""
+    """The topics of events."""
 
     GRAPH_COMPILATION = 0
     MARK_STEP = 1
@@ -35,11 +35,11 @@ class EventId(enum.Enum):
 
 
 class Handle:
-    """A subscription, to end it with.
+    """A subscription, by which it can be ended.
 
     Args:
-        topic: What it is for.
-        callback: Who is called at once; None keeps the events until they are processed.
+        topic: The topic of the events.
+        callback: A function that is called at once; None keeps the events until they are processed.
     """
 
     def __init__(self, topic: EventId, callback: Callable[[datetime, Params], object] | None):
@@ -53,24 +53,25 @@ _seen: dict[str, int] = {}
 
 
 def subscribe(handle: Handle) -> None:
-    """Tells of events from now on; what happened before is not told."""
+    """Publishes events to a handle from now on."""
+    # A look before it is added: what has happened so far is not told to it.
     look()
     _handles[handle.topic].append(handle)
 
 
 def unsubscribe(handle: Handle) -> None:
-    """Tells no more; a handle that is not subscribed changes nothing."""
+    """Ends a subscription; a handle that is not subscribed changes nothing."""
     if handle in _handles[handle.topic]:
         _handles[handle.topic].remove(handle)
 
 
 def unsubscribe_all() -> None:
-    """Tells nobody any more."""
+    """Ends all subscriptions."""
     _handles.clear()
 
 
 def publish(topic: EventId, params: Params, at: datetime | None = None) -> None:
-    """Tells everybody who wants to know."""
+    """Gives an event to all handles of its topic."""
     for handle in list(_handles[topic]):
         if handle.callback is None:
             handle.waiting.append(params)
@@ -79,7 +80,7 @@ def publish(topic: EventId, params: Params, at: datetime | None = None) -> None:
 
 
 def on_mark_step() -> None:
-    """Tells of a step's end and of what it did; nothing without a subscriber."""
+    """Publishes a step's end and what it did, if there is any subscriber."""
     if any(_handles.values()):
         look()
         publish(EventId.MARK_STEP, [])
@@ -94,13 +95,14 @@ def look() -> None:
     for number in _new("missed", graphs["num_compilations"]):
         publish(EventId.CACHE_MISS, [("recipe_id", f"graph_{number}")])
     for _ in _new("found", graphs["num_cache_hits"]):
-        publish(EventId.CACHE_HIT, [("recipe_id", "graph")])  # which one is not told apart
+        # The device does not count which graph was found.
+        publish(EventId.CACHE_HIT, [("recipe_id", "graph")])
     for name, count in C.fallback_stats().items():
         for _ in _new(f"fallback {name}", count):
             publish(EventId.CPU_FALLBACK, [("op_name", name)])
 
 
 def _new(key: str, count: int) -> range:
-    """Returns the numbers that a counter has reached since the last look; none if it was reset."""
+    """Returns the numbers that a counter has passed since the last look, none if it was reset."""
     before, _seen[key] = _seen.get(key, 0), count
     return range(before, count)

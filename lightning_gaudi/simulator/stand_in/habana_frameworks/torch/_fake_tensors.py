@@ -1,9 +1,9 @@
-"""The layouts that torch predicts for an HPU, the same in every dtype.
+"""Has torch predict the same layouts for an HPU in every dtype.
 
 An HPU returns results of pointwise operators row by row, and torch's fake tensors say so of the
 device "hpu". But where an operator computes in another dtype than its arguments have, as in float32
 for bfloat16, torch loses the device on the way there and predicts the layout of other devices, if
-only while sizes are static. Here the converted argument keeps its device.
+sizes are static. Here the converted argument keeps its device.
 
 Source: PyTorch pull requests 104689 and 128206, by the vendor; delete this once torch has the like
 of the second.

@@ -1,4 +1,4 @@
-"""What a card runs as one, though it consists of several operators here."""
+"""Counts as one launch what a card runs as one, though it is several operators here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._binding import C
 
 @contextlib.contextmanager
 def one_launch() -> Iterator[None]:
-    """Counts what this thread runs in the block as one launch; in lazy mode it is the graph's."""
+    """Counts what this thread runs in the block as one launch, or as the graph's in lazy mode."""
     C.begin_launch()
     try:
         yield
@@ -20,7 +20,7 @@ def one_launch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_kernel() -> Iterator[None]:
-    """Runs what a card has a kernel for: one launch, and its parts meet no rules of the card's."""
+    """Runs in the block what a card has one kernel for: a launch whose parts meet no rules."""
     C.pause_rules()
     try:
         with one_launch():

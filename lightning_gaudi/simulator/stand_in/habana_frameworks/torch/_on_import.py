@@ -1,4 +1,4 @@
-"""Importing a module of ours right after one of torch's."""
+"""Imports a module of ours right after one of torch's is imported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def call_after(module: str, follower: str) -> None:
 
 
 class _Finder:
-    """Finds one module as Python would, and imports another after it."""
+    """A finder that finds one module as Python would, and has another imported after it."""
 
     def __init__(self, module: str, follower: str) -> None:
         self._module = module

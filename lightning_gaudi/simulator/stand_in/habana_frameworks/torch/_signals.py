@@ -1,4 +1,4 @@
-"""Ctrl-C, as the vendor's library takes it when it is loaded."""
+"""Handles Ctrl-C as the vendor's library does when it is loaded."""
 
 from __future__ import annotations
 

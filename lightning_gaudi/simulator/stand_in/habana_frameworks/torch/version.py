@@ -1,4 +1,4 @@
-"""The version of the package: the release that stands in."""
+"""Has the version of the package, which is that of the release that stands in."""
 
 from .._missing import missing
 from .._release import release

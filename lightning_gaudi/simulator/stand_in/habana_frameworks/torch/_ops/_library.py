@@ -1,4 +1,4 @@
-"""Defining an operator: schema, device kernel and shapes."""
+"""Defines operators of the vendor's: schema, device kernel and shapes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def device_kernel(kernel: Kernel, operator: str = "") -> Kernel:
     """Makes `kernel` run without autograd and without autocast, as one launch.
 
     Args:
-        kernel: What computes.
-        operator: Its name, for the rules about it; empty for none.
+        kernel: The function that computes.
+        operator: The operator's name, for the rules about it; empty for none.
     """
 
     @functools.wraps(kernel)
@@ -62,7 +62,7 @@ def check_tensors(op: str, **lists: Sequence[object]) -> None:
     """Checks that the lists of tensors are as long as one another and not empty.
 
     Raises:
-        RuntimeError: They are not.
+        RuntimeError: The lists differ in length, or are empty.
     """
     lengths = {name: len(tensors) for name, tensors in lists.items()}
     if 0 in lengths.values():

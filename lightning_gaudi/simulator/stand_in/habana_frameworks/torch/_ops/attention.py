@@ -1,4 +1,4 @@
-"""Scaled dot product attention, keeping its probabilities or computing them again.
+"""Computes scaled dot product attention, keeping its probabilities or computing them again.
 
 B batch, H query heads, T query tokens, S key tokens, D head dim. Keys and values may have one head
 for all queries; probabilities have the queries' heads.
@@ -43,7 +43,7 @@ def check_settings(softmax_mode: str, p: float) -> None:
     """Checks that there is such a softmax and that dropout leaves something.
 
     Raises:
-        ValueError: There is not, or it does not.
+        ValueError: The mode is unknown, or the probability is out of range.
     """
     if softmax_mode not in _SOFTMAX_MODES:
         raise ValueError(f"softmax_mode={softmax_mode!r} is none of {', '.join(_SOFTMAX_MODES)}.")
@@ -66,7 +66,7 @@ def _kept(seed: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
 
 
 def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shifts to the right, with zeros from the left."""
+    """Shifts to the right, with zeros from the left, where torch's >> repeats the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
@@ -83,7 +83,7 @@ def attention_gradients(
     p: float,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the gradients of queries, keys and values, of probabilities and kept ones."""
+    """Returns the gradients of queries, keys and values, given the probabilities."""
     q, k, v = qkv
     grad_p = torch.matmul(grad, v.transpose(-2, -1)).float()
     used = probabilities
@@ -129,7 +129,7 @@ def sdpa_fwd(
     valid_seq_len: torch.Tensor | None,
     seq_padding_type: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention that keeps its probabilities.
+    """Computes attention and keeps its probabilities.
 
     Args:
         q: Queries, of shape (B, H, T, D).
@@ -214,7 +214,7 @@ def sdpa_recomp_fwd(
     window_size: Window | None = None,
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention that keeps two numbers a row; arguments as `sdpa_fwd`, and two more.
+    """Computes attention and keeps two numbers a row, with two arguments beside `sdpa_fwd`'s.
 
     With `window_size` query i sees keys i - window_size[0] to i + window_size[1], where -1 is no
     end; `sink` is each head's logit that takes part in the softmax and sees no value, of shape

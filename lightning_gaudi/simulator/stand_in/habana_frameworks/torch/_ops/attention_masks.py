@@ -1,4 +1,4 @@
-"""Which keys a query of scaled dot product attention may see.
+"""Says which keys a query of scaled dot product attention may see.
 
 B batch, H query heads, T query tokens, S key tokens.
 """
@@ -63,6 +63,7 @@ def hidden_keys(
     together = hidden[0]
     for each in hidden[1:]:
         together = together | each
+    # A query of padding sees no key, and the softmax of such a row would be NaN.
     return together if valid_seq_len is None else together & ~together.all(-1, keepdim=True)
 
 
@@ -93,7 +94,7 @@ def sink_logits(sink: torch.Tensor | None, scores: torch.Tensor) -> torch.Tensor
 def softmax_with_sink(
     scores: torch.Tensor, sink: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the probabilities of keys, and what a backward pass makes them of again.
+    """Returns the probabilities of keys, and what a backward pass needs to compute them again.
 
     Args:
         scores: Shape (B, ..., T, S), fp32.

@@ -1,8 +1,8 @@
-"""Casts to fp8 and products of fp8 matrices, with exact rounding and fp32 sums.
+"""Casts to fp8 and back, with exact rounding.
 
-Two formats: e4m3, with more precision, and e5m2, with more range. A Gaudi 2 keeps e4m3's largest
-exponent for infinity, so that its largest number is 240; on later cards it is 448, as in torch's
-`float8_e4m3fn`. A Gaudi 1 has no fp8.
+There are two formats: e4m3, with more precision, and e5m2, with more range. A Gaudi 2 keeps e4m3's
+largest exponent for infinity, so that its largest number is 240; on later cards it is 448, as in
+torch's `float8_e4m3fn`. A Gaudi 1 has no fp8.
 
 Source: Gaudi PyTorch bridge 1.19, hpu_ops/backend/fp8_ops.cpp (schemas, what is refused) and
 tests/pytest_working/any_mode/test_hpu_fp8_ops_any_mode.py (ranges, rounding, order of scaling).
@@ -61,6 +61,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, stochastic: bool = False) -> t
     limit = largest(dtype)
     wide = x.float()
     rounded = _rounded_at_random(wide, dtype) if stochastic else wide
+    # torch's own cast makes NaN of what is too large for e4m3; a card takes the largest number.
     bounded = rounded.clamp(-limit, limit)
     stays = wide if dtype == torch.float8_e5m2 else torch.full_like(wide, float("nan"))
     return torch.where(wide.isinf(), stays, bounded).to(dtype)
@@ -131,8 +132,8 @@ _V2 = (
 )
 
 
-# The last is defined first, and so tried first: torch prints the arguments that do not fit, and
-# printing a tensor waits for it.
+# Decorators run from the last to the first, so the overload for tensors is defined first and tried
+# first. torch prints the arguments that do not fit an overload, and printing a tensor waits for it.
 @operator("cast_to_fp8_v2.scalar_list(Tensor input, float[] scale, " + _V2, fake=_v2_fake)
 @operator("cast_to_fp8_v2.scalar(Tensor input, float scale, " + _V2, fake=_v2_fake)
 @operator("cast_to_fp8_v2(Tensor input, Tensor? scale=None, " + _V2, fake=_v2_fake)
@@ -179,7 +180,7 @@ def cast_to_fp8(
     out: torch.Tensor,
     amax: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cast_to_fp8_v2` into `out`, of its shape and fp8, and into `amax` unless that is empty."""
+    """Writes what `cast_to_fp8_v2` returns into `out`, and into `amax` unless that is empty."""
     is_amax = amax.numel() != 0
     target = _check_input(input, is_amax, out.dtype)
     if input.shape != out.shape:
@@ -243,7 +244,7 @@ def cast_from_fp8(
     out_dtype: torch.dtype,
     scale_shape: list[int] | None = None,
 ) -> torch.Tensor:
-    """Casts fp8 to fp32 or bf16, and multiply there by a scale."""
+    """Casts fp8 to fp32 or bf16, and multiplies the result by a scale."""
     require_fp8("hpu::cast_from_fp8")
     if out_dtype not in _WIDE:
         raise RuntimeError(f"hpu::cast_from_fp8 gives float32 or bfloat16, not {out_dtype}.")

@@ -1,4 +1,4 @@
-"""Scaled dot product attention of fp8 tensors.
+"""Computes scaled dot product attention of fp8 tensors.
 
 B batch, H query heads, T query tokens, S key tokens, D head dim. Queries, keys, values and
 probabilities are fp8 with a scale each; products and the softmax are computed in fp32 from what
@@ -29,19 +29,19 @@ _PADDING = "Tensor? valid_seq_len, str seq_padding_type"
 
 
 def _meant(x: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """Returns what a tensor with a scale means, in fp32."""
+    """Returns the numbers in fp32 that a tensor and its scale stand for."""
     return times(x.float(), scale)
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype, up: _Optional) -> torch.Tensor:
-    """Returns it in `dtype`, multiplied by the scale `up` if that is fp8."""
+    """Returns a tensor in `dtype`, multiplied before by the scale `up` if that is fp8."""
     return quantize(times(x, up), dtype) if dtype in FP8_DTYPES else x.to(dtype)
 
 
 def _understood(
     x: torch.Tensor, dtype: torch.dtype, up: _Optional, down: _Optional
 ) -> torch.Tensor:
-    """Gives what `x` means after rounding to `dtype`: fp8 with the scales `up` and back `down`."""
+    """Returns `x` in fp32 after rounding to `dtype`; to fp8 with scale `up`, back with `down`."""
     rounded = _rounded(x, dtype, up).float()
     if dtype not in FP8_DTYPES:
         return rounded
@@ -100,7 +100,7 @@ def fp8_sdpa_fwd(
     valid_seq_len: _Optional,
     seq_padding_type: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Attention that keeps its probabilities; see `sdpa_fwd`.
+    """Computes attention and keeps its probabilities; see `sdpa_fwd`.
 
     Args:
         q: Queries, fp8 or bf16, of shape (B, H, T, D).
@@ -177,7 +177,7 @@ def fp8_sdpa_recomp_fwd(
     window_size: Window | None = None,
     sink: _Optional = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Attention that keeps two numbers a row; arguments as `fp8_sdpa_fwd`, and four more.
+    """Computes attention and keeps two numbers a row, with four arguments beside `fp8_sdpa_fwd`'s.
 
     `is_amax_o` asks for the output's largest absolute value; `window_size` and `sink` are those of
     `sdpa_recomp_fwd`; `requires_backward` has no effect.

@@ -1,4 +1,4 @@
-"""Products of fp8 matrices."""
+"""Multiplies fp8 matrices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _product(
     extra: tuple[torch.Tensor | None, torch.Tensor | None],
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """`a @ b * scale_a * scale_b + bias + sum`, with all sums in fp32."""
+    """Returns `a @ b * scale_a * scale_b` plus the terms of `extra`, with all sums in fp32."""
     require_fp8("hpu::fp8_gemm")
     for matrix in matrices:
         if matrix.dtype not in FP8_DTYPES:
@@ -137,7 +137,7 @@ def fp8_gemm(
     accumulate: bool,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """`fp8_gemm_v2` into `out`, which may be D."""
+    """Writes what `fp8_gemm_v2` returns into `out`, which may be D."""
     extra = (bias, D if accumulate else None)
     scales = (A_scale_inv, B_scale_inv)
     return out.copy_(_product((A, B), (trans_A, trans_B), scales, extra, out_dtype))

@@ -1,4 +1,4 @@
-"""Gradient descent over lists of tensors.
+"""Updates lists of tensors by gradient descent.
 
 The vendor's package has these as operators in eager mode; in lazy mode it reaches all of them but
 `optimizer_resource_apply_momentum` through a private module of Python's. Here they are operators in
@@ -15,7 +15,7 @@ Tensors = list[torch.Tensor]
 
 
 def _decayed(gradient: torch.Tensor, weight: torch.Tensor, weight_decay: float) -> torch.Tensor:
-    """`gradient + weight_decay * weight` in fp32."""
+    """Returns `gradient + weight_decay * weight` in fp32."""
     return gradient.float() + weight.float() * weight_decay if weight_decay else gradient.float()
 
 

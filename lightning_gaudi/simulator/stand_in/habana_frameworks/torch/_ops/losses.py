@@ -1,4 +1,4 @@
-"""The CTC loss.
+"""Computes the CTC loss.
 
 T input tokens, N batch, C classes, S target tokens.
 """
@@ -100,10 +100,8 @@ def ctc_loss_custom_backward(
     reduction: int,
     zero_infinity: bool,
 ) -> torch.Tensor:
-    """Returns the gradient of `ctc_loss_custom` for `log_probs`, from its arguments and results.
-
-    The losses of the samples are computed again: a reduced loss no longer has them.
-    """
+    """Returns the gradient of `ctc_loss_custom` for `log_probs`, from its arguments and results."""
+    # The losses of the samples are computed again, because a reduced loss no longer has them.
     loss, alpha = _negative_log_likelihood(
         log_probs, targets, (input_lengths, target_lengths), blank, zero_infinity
     )

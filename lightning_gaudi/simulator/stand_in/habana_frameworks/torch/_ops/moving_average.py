@@ -1,4 +1,4 @@
-"""The moving average of weights over lists of tensors."""
+"""Updates moving averages of lists of tensors."""
 
 from __future__ import annotations
 

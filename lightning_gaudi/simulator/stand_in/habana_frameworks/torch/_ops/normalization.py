@@ -1,4 +1,4 @@
-"""Clipping by the global norm, and root-mean-square normalization."""
+"""Clips gradients by their global norm, and normalizes by the root mean square."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _rms_norm_fake(
 def rms_norm(
     data_in: torch.Tensor, gamma: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divides by the root of the mean square of the last dim, and scale.
+    """Divides by the root of the mean square of the last dim, and multiplies by a scale.
 
     Args:
         data_in: Shape (..., D).

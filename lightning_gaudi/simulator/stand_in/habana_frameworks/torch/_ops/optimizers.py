@@ -1,4 +1,4 @@
-"""Optimizer updates over lists of tensors."""
+"""Updates lists of tensors as AdamW and LAMB do."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ if is_lazy():
         exp_avg_scales: Tensors | None = None,
         exp_avg_sq_scales: Tensors | None = None,
     ) -> None:
-        """AdamW in lazy mode; `weight_decay` is the factor 1 - decay * lr. See `_adamw`."""
+        """Updates by AdamW (see `_adamw`); `weight_decay` is the factor 1 - decay * lr."""
         _refuse_scales(exp_avg_scales, exp_avg_sq_scales)
         decay = None if weight_decay == 1.0 else weight_decay
         lists = (gradient_vec, weight_vec, exp_avg_vec, exp_avg_sq_vec)
@@ -102,7 +102,7 @@ else:
         exp_avg_scales: Tensors | None = None,
         exp_avg_sq_scales: Tensors | None = None,
     ) -> None:
-        """AdamW; `weight_decay` is the factor 1 - decay * lr, of shape (1,). See `_adamw`."""
+        """Updates by AdamW (see `_adamw`); `weight_decay` is 1 - decay * lr, of shape (1,)."""
         _refuse_scales(exp_avg_scales, exp_avg_sq_scales)
         decay = weight_decay if has_weight_decay else None
         lists = (gradient_vec, weight_vec, exp_avg_vec, exp_avg_sq_vec)
@@ -151,7 +151,9 @@ def optimizer_lamb_phase1(
     bias_correction2: torch.Tensor,
     weight_decay: float,
 ) -> None:
-    """LAMB's direction `(m / c1) / (sqrt(v / c2) + epsilon) + weight_decay * w`, and norms.
+    """Computes LAMB's direction, and norms.
+
+    The direction is `(m / c1) / (sqrt(v / c2) + epsilon) + weight_decay * w`.
 
     m and v are the running averages of the clipped gradient and of its square, with corrections
     c1 and c2; without gradient averaging the gradient enters m with factor 1. Writes the averages,

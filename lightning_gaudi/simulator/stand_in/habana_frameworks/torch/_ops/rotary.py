@@ -1,4 +1,4 @@
-"""Rotary position embeddings.
+"""Applies rotary position embeddings.
 
 B batch, H heads, T tokens, D head dim.
 """

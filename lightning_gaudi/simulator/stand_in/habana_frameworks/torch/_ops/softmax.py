@@ -1,4 +1,4 @@
-"""Softmax of parts of a row, of scaled and of masked rows.
+"""Computes the softmax of parts of a row, of scaled and of masked rows.
 
 T query tokens, S key tokens.
 """
@@ -119,7 +119,7 @@ def _retain_fake(
 def scaled_triangular_softmax_retain(
     self: torch.Tensor, inv_scale_attn: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`scaled_triangular_softmax` with what it takes to compute it again.
+    """Returns `scaled_triangular_softmax`, and what it takes to compute it again.
 
     Returns:
         Probabilities (..., T, S); inverse sums of exponentials and largest scores (..., T, 1),

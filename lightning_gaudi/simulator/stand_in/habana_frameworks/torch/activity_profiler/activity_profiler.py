@@ -19,7 +19,7 @@ class DebugActivity(enum.Enum):
 
 
 def clean_json(path: str) -> None:
-    """Takes control characters out of a file, which torch writes into traces with stacks."""
+    """Removes control characters from a trace, into which torch writes them with stacks."""
     file = Path(path)
     kept = bytes(byte for byte in file.read_bytes() if byte >= 0x20 and byte != 0x7F)
     file.write_text(kept.decode("utf-8", errors="replace"), encoding="utf-8")

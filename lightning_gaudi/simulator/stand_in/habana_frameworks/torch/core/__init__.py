@@ -46,7 +46,7 @@ __getattr__ = missing(__name__)
 C.set_lazy(is_lazy())
 torch._register_device_module("hpu", hpu)
 for _name, _module in list(sys.modules.items()):
-    # `import torch.hpu.random` gives this module, and no copy of it.
+    # Without this, `import torch.hpu.random` would load a second copy of the module.
     if _name.startswith(f"{hpu.__name__}.") and "._" not in _name:
         sys.modules[_name.replace(hpu.__name__, "torch.hpu", 1)] = _module
 torch_overwrites.overwrite_torch_functions()

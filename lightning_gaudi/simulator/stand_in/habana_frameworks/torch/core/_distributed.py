@@ -1,6 +1,6 @@
-"""The vendor's wrappers of `init_process_group` and `new_group`: what they take, by release.
+"""Wraps `init_process_group` and `new_group` as the vendor does, with each release's arguments.
 
-And one of `barrier`, which the vendor does without.
+`barrier` is wrapped, too, which the vendor does without.
 
 Sources: Intel Gaudi PyTorch bridge, `core/torch_overwrites.py` of 1.19, of 2025 and of 1.24.0;
 `habana_eager/ops/empty.cpp` and `pytorch_helpers/lazy_to_backend.cpp` of 1.19.
@@ -78,7 +78,7 @@ def _wrap_init_with_device(original: Callable[..., None]) -> Callable[..., None]
 
 
 def _is_cached(backend: str | None) -> bool:
-    """Returns whether the vendor's cache of groups is in between, which alone hands a device on."""
+    """Returns whether the vendor's cache of groups is used, which alone hands a device on."""
     is_hccl = backend is None or "hccl" in backend
     return is_hccl and bridge_config.get_pt_enable_comm_group_cache()
 
@@ -112,7 +112,7 @@ def _wrap_new_group_with_device(original: Callable[..., Any]) -> Callable[..., A
         group_desc: str | None = None,
         device_id: Any = None,
     ) -> Any:
-        # Not in every torch that the simulator runs with; that of 1.24 has it.
+        # Passed only if given: torch of release 1.24 takes it, but not every one that runs here.
         device = {} if device_id is None else {"device_id": device_id}
         return original(
             ranks, timeout, backend, pg_options, use_local_synchronization, group_desc, **device
@@ -122,16 +122,15 @@ def _wrap_new_group_with_device(original: Callable[..., Any]) -> Callable[..., A
 
 
 def _wrap_barrier(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Meets on the one card of the process, whatever `device_ids` says.
-
-    torch makes a tensor on the first of them, which accelerate takes from the local rank. The
-    bridge has no second index: it makes that tensor on its card. Ours refuses other tensors there.
-    """
+    """Wraps `barrier` to meet on the one card of the process, whatever `device_ids` says."""
 
     @functools.wraps(original)
     def barrier(
         group: Any = None, async_op: bool = False, device_ids: Any = None, **more: Any
     ) -> Any:
+        # torch makes a tensor on the first of the devices, which accelerate takes from the local
+        # rank. The bridge knows no other index than 0 and makes the tensor on its card; ours would
+        # refuse it.
         is_list = isinstance(device_ids, list) and device_ids
         return original(group, async_op, [0] if is_list else device_ids, **more)
 

@@ -1,7 +1,7 @@
-"""DTensor keeps the random state of this process's device, whatever its rank.
+"""Has DTensor keep the random state of this process's device, whatever its rank.
 
-torch takes the rank for the index of the device, and a process's only HPU has index 0. Imported
-right after the module that it changes.
+torch takes the rank for the index of the device, and a process's only HPU has index 0. This module
+is imported right after the one that it changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names that lazy mode keeps of modules, for what the vendor's compiler logs.
+"""Names modules in lazy mode, as the vendor's package does for what its compiler logs.
 
 In lazy mode every module that becomes part of another one gets a name, `custom_name`, and two
 forward hooks; what it puts out gets a hook of its gradient. Nothing here reads the names, but a
@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 _names: list[str] = []
-"""Of the modules whose forward is running, the innermost last."""
+"""The names of the modules whose forward is running, the innermost last."""
 _lock = threading.Lock()
 
 
@@ -33,7 +33,7 @@ def _post_fwd_hook(module: nn.Module, input: Any, output: Any) -> None:
     with _lock:
         _names.pop()
         tensors: Iterable[Any] = [output] if isinstance(output, Tensor) else output
-        # The vendor's hook passes over what it cannot mark, too.
+        # Like the vendor's hook, this passes over outputs that it cannot mark.
         with suppress(Exception):
             for each in tensors:
                 if isinstance(each, Tensor) and each.requires_grad and not _has_hook(each):
@@ -42,7 +42,7 @@ def _post_fwd_hook(module: nn.Module, input: Any, output: Any) -> None:
 
 
 for _hook in (_pre_fwd_hook, _post_fwd_hook):
-    # A pickled module names them by where the vendor has them.
+    # A pickled module refers to its hooks by their module, which must be the vendor's.
     _hook.__module__ = f"{__package__}.torch_overwrites"
 
 
@@ -55,7 +55,7 @@ def _has_hook(owner: object) -> bool:
 
 
 def overwrite() -> None:
-    """Names modules, from now on, when they become part of another one."""
+    """Has modules named from now on, when they become part of another one."""
     nn.Module.add_module = _naming_second(nn.Module.add_module)  # type: ignore[method-assign]
     nn.Module.__setattr__ = _naming_second(nn.Module.__setattr__)  # type: ignore[method-assign]
 
@@ -64,7 +64,8 @@ def _naming_second(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def add(self: nn.Module, name: str, module: Any) -> None:
         if isinstance(module, nn.Module) and not _has_hook(module):
-            with suppress(RuntimeError):  # of a scripted module
+            # A scripted module takes no hooks and raises.
+            with suppress(RuntimeError):
                 _name(module, name)
         original(self, name, module)
 

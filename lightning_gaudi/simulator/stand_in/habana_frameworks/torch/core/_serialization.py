@@ -1,4 +1,4 @@
-"""Lazy mode's `torch.save` and `torch.load`: files hold CPU tensors.
+"""Replaces `torch.save` and `torch.load` in lazy mode, so that files hold CPU tensors.
 
 Unlike the vendor's, files keep torch's default pickle protocol, so that other programs can load
 them with `weights_only=True`.

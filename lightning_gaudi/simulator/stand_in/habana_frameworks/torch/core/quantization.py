@@ -1,7 +1,7 @@
-"""Preparing a model for inference.
+"""Prepares a model for inference.
 
 On a card these calls fuse layers and mark weights as constants of the compiled graph; results
-stay the same. The simulated HPU compiles nothing, so they only keep the vendor's contract.
+stay the same. The simulated HPU compiles nothing, so they only set the vendor's switches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def hpu_inference_set_env(model: torch.nn.Module | None = None) -> torch.nn.Modu
 
 
 def hpu_set_inference_env(model: torch.nn.Module | None = None) -> torch.nn.Module | None:
-    """`hpu_inference_set_env` under its older name."""
+    """Does what `hpu_inference_set_env` does, under its older name."""
     return _set_env(model)
 
 
@@ -59,7 +59,7 @@ def hpu_inference_reset_env() -> None:
 
 
 def hpu_teardown_inference_env() -> None:
-    """`hpu_inference_reset_env` under its older name."""
+    """Does what `hpu_inference_reset_env` does, under its older name."""
     _reset_env()
 
 
@@ -119,7 +119,7 @@ def check_env_flag(name: str, default: str = "") -> bool:
 
 
 def adjust_name(name: str) -> str:
-    """Gives the name of a tensor in files of quantization ranges, made of its name in the model."""
+    """Returns the name that a tensor of a model has in files of quantization ranges."""
     for old, new in ((".min_val", ""), (".max_val", ""), ("layernorm.norm", "layernorm")):
         name = name.replace(old, new)
     return name

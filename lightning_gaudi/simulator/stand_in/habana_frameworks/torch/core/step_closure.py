@@ -1,4 +1,4 @@
-"""Ending a step: in lazy mode the gathered operations become one graph and run."""
+"""Ends steps, at which the gathered operations of lazy mode become one graph and run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
 
 @lazy_only
 def iter_mark_step(device_str: str = "") -> None:
-    """Ends the step, for inference loops; as `mark_step` on the simulated HPU."""
+    """Ends the step of an inference loop, as `mark_step` does on the simulated HPU."""
     mark_step(device_str)
 
 
@@ -54,6 +54,7 @@ def _mark_step_if_lazy(device_str: str = "") -> None:
 
 
 def _run_closures() -> None:
+    # A closure may add others, which then wait for the next step.
     closures = _closures[:]
     _closures.clear()
     for closure in closures:

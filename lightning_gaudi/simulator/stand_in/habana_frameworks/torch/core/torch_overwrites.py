@@ -1,7 +1,8 @@
-"""What importing the package changes in torch, as the vendor's does (release 1.24.0).
+"""Changes in torch what importing the vendor's package changes (release 1.24.0).
 
-All modes: seeding covers the device, process groups take the vendor's arguments, tensors and
-modules get `.hpu()`. Lazy mode: saving and loading go through the CPU, modules get names and hooks.
+In all modes seeding covers the device, process groups take the vendor's arguments, and tensors and
+modules get `.hpu()`. In lazy mode saving and loading go through the CPU, and modules get names and
+hooks.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ _done = {"is_done": False}
 
 
 class HpuMarker:
-    """Marks tensors of the HPU in the vendor's pickles; none are written here."""
+    """The class by which the vendor's pickles mark tensors of the HPU; none are written here."""
 
 
 def overwrite_torch_functions() -> None:
-    """Replaces torch's functions, when the package is imported; again changes nothing."""
+    """Replaces torch's functions, when the package is imported; a second call changes nothing."""
     if _done["is_done"]:
         return
     _done["is_done"] = True
@@ -93,7 +94,7 @@ def _tensor_hpu(
     non_blocking: bool = False,
     memory_format: torch.memory_format = torch.preserve_format,
 ) -> torch.Tensor:
-    """Returns a copy of the tensor on the HPU; itself if it is there."""
+    """Returns a copy of the tensor on the HPU, or the tensor itself if it is there."""
     index = _utils._get_device_index(device, optional=True)
     target = torch.device("hpu", index)
     return self.to(target, non_blocking=non_blocking, memory_format=memory_format)
@@ -107,7 +108,7 @@ def _module_hpu(
 
 
 def _add_hpu_methods() -> None:
-    # Stock torch names every device but this one.
+    # torch has such methods for its other devices, but not for this one.
     if not hasattr(torch.Tensor, "hpu"):
         torch.Tensor.hpu = _tensor_hpu
     if not hasattr(torch.Tensor, "is_hpu"):

@@ -1,7 +1,7 @@
-"""Parameters that modules share, which lazy mode of the vendor's has to keep shared by itself.
+"""Offers the vendor's names for keeping shared parameters shared, which have nothing to do here.
 
-There moving a module makes new parameters; here `Module.to` of torch's keeps them, shared as they
-are, so there is nothing to switch on.
+In the vendor's lazy mode moving a module makes new parameters. Here torch's `Module.to` keeps them,
+shared as they are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ..._missing import missing
 
 
 class HabanaParameterWrapper(torch.nn.Parameter):
-    """What the vendor turns a parameter into; no parameter is one here."""
+    """The class into which the vendor turns parameters; no parameter has it here."""
 
 
 def enable_weight_sharing() -> None:
-    """Keeps parameters shared when a module moves: they stay so by themselves."""
+    """Does nothing: parameters stay shared by themselves when a module moves."""
 
 
 __getattr__ = missing(__name__)

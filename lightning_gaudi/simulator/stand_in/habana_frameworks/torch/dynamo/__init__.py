@@ -1,4 +1,4 @@
-"""`torch.compile(backend="hpu_backend")`, registered when torch's compiler is first imported.
+"""Registers `torch.compile(backend="hpu_backend")` when torch's compiler is first imported.
 
 Importing the compiler takes a second, which a program that compiles nothing does not pay.
 """

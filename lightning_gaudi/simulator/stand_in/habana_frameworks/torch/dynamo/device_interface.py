@@ -1,4 +1,4 @@
-"""What torch's compiler asks of a device."""
+"""Answers what torch's compiler asks of a device."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ __all__ = [
     "synchronize",
     "unset_rng_ctx",
 ]
-__all__ += graphs.__all__  # which of them eager mode has too, differs by release
+__all__ += graphs.__all__  # differs by release: which of them eager mode has
 _missing = missing(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Whether there is a device, starting it and waiting for it."""
+"""Says whether there is a device, starts it and waits for it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """Cards of the server, although a process drives only one; never raises."""
+    """Returns the number of cards of the server, of which a process drives one; never raises."""
     return int(C.device_count())
 
 
 def init() -> None:
-    """Starts the device; every call that needs it does so by itself.
+    """Starts the device; calls that need it do so by themselves.
 
     Also makes "hpu" the default device of activation checkpointing, as the vendor does.
     """
@@ -31,7 +31,8 @@ def init() -> None:
         _events.publish(_events.EventId.DEVICE_ACQUIRED, [])
 
 
-_lazy_init = init  # the name that torch looks for in a device's module
+# torch looks for this name in a device's module.
+_lazy_init = init
 
 
 def is_initialized() -> bool:
@@ -48,7 +49,7 @@ def current_device() -> int:
 def synchronize(device: object = None) -> None:
     """Waits for all work on the device; in lazy mode this breaks the graph.
 
-    No other thread of Python runs meanwhile, as beside the vendor's.
+    As with the vendor's, no other thread of Python runs meanwhile.
 
     Args:
         device: Unused; there is one. The vendor's 1.19 takes no argument, torch passes one.

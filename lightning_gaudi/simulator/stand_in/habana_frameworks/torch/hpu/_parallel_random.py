@@ -1,9 +1,9 @@
-"""The random state as DTensor wants it: a seed and an offset, which ranks move to their shards.
+"""Shows the random state as DTensor wants it: as a seed and an offset, which ranks move.
 
-torch asks an HPU for it between `set_rng_ctx` and `unset_rng_ctx`. The device draws its numbers
-from another algorithm, so every (seed, offset) stands for a seed of the device's generator. That
-seed tells the offset back, so the generator's state stays all the state there is: whoever saves and
-restores it (activation checkpointing does) gets the same numbers again.
+torch asks an HPU for it between `set_rng_ctx` and `unset_rng_ctx`. The device draws its numbers by
+another algorithm, so every (seed, offset) stands for a seed of the device's generator. The offset
+can be computed back from that seed, so the generator's state is all the state there is: saving and
+restoring it, as activation checkpointing does, gives the same numbers again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _context = {"is_set": False, "seed": -1}
 
 
 def set_rng_ctx(rng_ctx: str = "philox") -> None:
-    """Begins to speak of the random state as a seed and an offset.
+    """Shows the random state as a seed and an offset from now on.
 
     Args:
         rng_ctx: "philox", the only one.
@@ -32,7 +32,7 @@ def set_rng_ctx(rng_ctx: str = "philox") -> None:
 
 
 def unset_rng_ctx(rng_ctx: str = "philox") -> None:
-    """Speaks of the random state as the device's generator keeps it again.
+    """Shows the random state as the device's generator keeps it again.
 
     Args:
         rng_ctx: "philox", the only one.
@@ -45,14 +45,15 @@ def unset_rng_ctx(rng_ctx: str = "philox") -> None:
 
 
 def is_set() -> bool:
-    """Returns whether the random state is a seed and an offset for now."""
+    """Returns whether the random state is shown as a seed and an offset."""
     return _context["is_set"]
 
 
 def get_state(generator: torch.Generator) -> torch.Tensor:
-    """Seeds and offset in 16 bytes; they begin anew when someone has seeded the generator."""
+    """Returns seed and offset in 16 bytes."""
     seed = _context["seed"]
     offset = (_unmix(generator.initial_seed()) - _mix(seed)) & _MASK
+    # Somebody has seeded the generator: both begin anew.
     if seed < 0 or offset >= _MAX_OFFSET:
         seed, offset = generator.initial_seed(), 0
         _context["seed"] = seed
@@ -60,7 +61,7 @@ def get_state(generator: torch.Generator) -> torch.Tensor:
 
 
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Takes seed and offset from 16 bytes."""
+    """Sets seed and offset from 16 bytes."""
     if state.numel() != _STATE_BYTES:
         raise RuntimeError(
             f"Within set_rng_ctx('philox') a random state has {_STATE_BYTES} bytes, a seed and an "
@@ -78,7 +79,7 @@ def _check(rng_ctx: str) -> None:
 
 
 def _mix(value: int) -> int:
-    """One to one, so that it can be undone."""
+    """Mixes the bits of a number by splitmix64, one to one, so that `_unmix` can undo it."""
     value &= _MASK
     for shift, factor in _MIXING:
         value = ((value ^ value >> shift) * factor) & _MASK

@@ -1,4 +1,4 @@
-"""Device indices and the environment variables that name a card."""
+"""Reads device indices, and the environment variables that name a card."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def checked_index(device: Device) -> int:
 
 
 def _get_module_id_from_environ() -> int:
-    """Returns the module (card slot) of this process, or -1; since 1.24 also for module 0."""
+    """Returns the module (card slot) of this process, or -1; since 1.24 it is -1 for module 0."""
     module = read_integer(HLS_MODULE_ID_VAR, -1, at_least=-1)
     return -1 if module == 0 and release().number >= 124 else module
 

@@ -1,4 +1,4 @@
-"""The vendor's names for the state of `torch.autocast("hpu")`."""
+"""Offers the vendor's names for the state of `torch.autocast("hpu")`."""
 
 from __future__ import annotations
 

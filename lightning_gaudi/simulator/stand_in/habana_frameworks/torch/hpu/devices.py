@@ -1,4 +1,4 @@
-"""Selecting the card; a process selects one, before it starts the device."""
+"""Selects the card; a process selects one, before it starts the device."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class device:  # noqa: N801 (torch's name)
 
 
 class device_of(device):  # noqa: N801 (torch's name)
-    """Selects the device of a tensor within a `with` block; nothing for a CPU tensor.
+    """Selects the device of a tensor within a `with` block; does nothing for a CPU tensor.
 
     Args:
         obj: The tensor.

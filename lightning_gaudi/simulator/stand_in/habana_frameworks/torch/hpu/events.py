@@ -1,4 +1,4 @@
-"""Events: marks in a stream's work, and the time between them."""
+"""Implements events: marks in a stream's work, and the time between them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Event(torch.Event):
         Raises:
             RuntimeError: An event measures no time or was not recorded.
         """
-        # torch's own takes only exact torch.Events. The device works at once, so the host's clock
-        # is the device's.
+        # torch's own method takes only exact torch.Events. The device works at once, so the host's
+        # clock measures its work.
         for name, event in (("start", self), ("end", end_event)):
             if not event._is_timed or event._recorded_ns is None:
                 raise RuntimeError(

@@ -1,6 +1,6 @@
-"""Graph capture and replay: a graph runs the operators that were captured, and none of the Python.
+"""Offers graph capture and replay, in lazy mode only, as on a Gaudi.
 
-Lazy mode only, as on a Gaudi.
+A graph runs the operators that were captured, and none of their Python.
 """
 
 from ..._missing import missing

@@ -1,4 +1,4 @@
-"""Device memory, in bytes."""
+"""Reads the device's memory, in bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def memory_stats(device: Device = None) -> dict[str, int]:
 
 
 def memory_allocated(device: Device = None) -> int:
-    """Returns bytes that tensors occupy."""
+    """Returns the bytes that tensors occupy."""
     return memory_stats(device)["InUse"]
 
 
@@ -36,29 +36,29 @@ def max_memory_allocated(device: Device = None) -> int:
 
 
 def memory_reserved(device: Device = None) -> int:
-    """Returns bytes of the device's memory: the vendor's allocator reserves all of it."""
+    """Returns the bytes of the device's memory, all of which the vendor's allocator reserves."""
     return memory_stats(device)["Limit"]
 
 
 def max_memory_reserved(device: Device = None) -> int:
-    """Returns bytes of the device's memory, as `memory_reserved`."""
+    """Returns the bytes of the device's memory, as `memory_reserved` does."""
     return memory_stats(device)["Limit"]
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Frees and total bytes."""
+    """Returns the free and the total bytes."""
     stats = memory_stats(device)
     return stats["Limit"] - stats["InUse"], stats["Limit"]
 
 
 def memory_cached(device: Device = None) -> int:
-    """Deprecated: `memory_reserved`."""
+    """Returns `memory_reserved`, under its deprecated name."""
     _warn_renamed("memory_cached", "memory_reserved")
     return memory_reserved(device)
 
 
 def max_memory_cached(device: Device = None) -> int:
-    """Deprecated: `max_memory_reserved`."""
+    """Returns `max_memory_reserved`, under its deprecated name."""
     _warn_renamed("max_memory_cached", "max_memory_reserved")
     return max_memory_reserved(device)
 
@@ -82,7 +82,7 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 
 
 def memory_summary(device: Device = None) -> str:
-    """`memory_stats` as a table."""
+    """Returns `memory_stats` as a table."""
     lines = [f"HPU memory of device {checked_index(device)}", "-" * 44]
     for key, value in memory_stats(device).items():
         gib = f" ({value / 2**30:.2f} GiB)" if key in _BYTES else ""
@@ -91,7 +91,7 @@ def memory_summary(device: Device = None) -> str:
 
 
 def formatted_memory_stats(device: Device = None) -> str:
-    """`memory_stats`, a line for each, with bytes in KB, MB and GB too."""
+    """Returns `memory_stats` as lines, with bytes in KB, MB and GB too."""
     lines = [f"    {'Memory Statistics (Device ID)':<39} :- {checked_index(device):<3}"]
     for key, value in memory_stats(device).items():
         sizes = [str(value)]

@@ -1,4 +1,4 @@
-"""What the card says about itself."""
+"""Answers what the card says about itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def get_device_name(device: Device = None) -> str:
 
 
 def get_device_capability(device: Device = None) -> str:
-    """Returns the driver's version, not a pair of numbers; here the release that is followed."""
+    """Returns the driver's version as a text; here it is that of the simulated release."""
     init()
     checked_index(device)
     return release().version

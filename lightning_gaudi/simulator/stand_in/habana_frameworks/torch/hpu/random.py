@@ -1,4 +1,4 @@
-"""The device's random number generator; there is one, of device 0."""
+"""Offers the device's random number generator, of which a process has one."""
 
 from __future__ import annotations
 

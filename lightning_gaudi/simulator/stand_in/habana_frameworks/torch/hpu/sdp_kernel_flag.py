@@ -1,4 +1,4 @@
-"""Whether FusedSDPA recomputes; the module that the vendor keeps it in since 2025."""
+"""Offers the switch for FusedSDPA's recomputing where the vendor has it since 2025."""
 
 from ..._missing import missing
 from .switches import enable_recompute_sdp, recompute_sdp_enabled, sdp_kernel

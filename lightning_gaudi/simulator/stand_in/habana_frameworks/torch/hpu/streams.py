@@ -1,7 +1,7 @@
-"""Streams of the device. The simulated HPU runs at once, so their order always holds.
+"""Implements streams of the device; the simulated HPU runs at once, so their order always holds.
 
-As the vendor's, which call into a library, these functions are not traced by torch.compile: the
-graph ends where they are called, as where FSDP gathers.
+torch.compile does not trace these functions, as it cannot trace the vendor's, which call into a
+library. A graph ends where they are called, as where FSDP gathers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._compile import _disable_dynamo as untraced  # without an import of the compiler
+from torch._compile import _disable_dynamo as untraced  # does not import the compiler
 
 from ..._missing import missing
 from ..._release import is_lazy
@@ -48,7 +48,7 @@ class Stream(torch.Stream):
         return event
 
     def wait_event(self, event: torch.Event) -> None:
-        """Lets work given from now on wait until the mark is reached."""
+        """Has later work wait until the mark is reached."""
         event.wait(self)
 
     @property
@@ -103,7 +103,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 
 @untraced
 def current_stream(device: Device = None) -> Stream:
-    """Returns the stream that work goes to: the object made current, until another one is."""
+    """Returns the stream that work goes to, as the object that was made current."""
     global _current
     init()
     current = torch.accelerator.current_stream(torch.device("hpu", 0))
@@ -129,7 +129,7 @@ def get_stream_info(stream: torch.Stream) -> tuple[torch.device, int]:
 
 
 def record_stream(self: torch.Tensor, stream: torch.Stream) -> None:
-    """Keeps the tensor's memory until `stream` has done what it was given so far."""
+    """Keeps the tensor's memory until `stream` has done the work given so far."""
     self.record_stream(stream)
 
 

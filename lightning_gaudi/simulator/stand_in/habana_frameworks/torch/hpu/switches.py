@@ -1,7 +1,7 @@
-"""Switches of the device's compiler and kernels.
+"""Keeps the switches of the device's compiler and kernels.
 
-The simulated HPU keeps their values and has nothing for them to switch, except `sdp_kernel`,
-which chooses between FusedSDPA's two algorithms.
+They have nothing to switch on the simulated HPU, except `sdp_kernel`, which chooses between
+FusedSDPA's two algorithms.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _values = {
 
 
 def setDeterministic(val: bool) -> None:  # noqa: N802 (the vendor's name)
-    """Deprecated: `torch.use_deterministic_algorithms`."""
+    """Sets a switch in whose place `torch.use_deterministic_algorithms` has come."""
     _warn_deprecated("setDeterministic", "use_deterministic_algorithms")
     _values["deterministic"] = bool(val)
 
 
 def getDeterministic() -> bool:  # noqa: N802 (the vendor's name)
-    """Deprecated: `torch.are_deterministic_algorithms_enabled`."""
+    """Returns the switch that `torch.are_deterministic_algorithms_enabled` has replaced."""
     _warn_deprecated("getDeterministic", "are_deterministic_algorithms_enabled")
     return _values["deterministic"]
 
@@ -60,7 +60,7 @@ def get_dynamic_shape_status() -> bool:
 
 
 def enable_recompute_sdp(enabled: bool) -> None:
-    """Whether FusedSDPA computes attention again in the backward pass instead of keeping it."""
+    """Sets whether FusedSDPA computes attention again in the backward pass."""
     _values["recompute_sdp"] = bool(enabled)
 
 
@@ -81,7 +81,7 @@ def sdp_kernel(enable_recompute: bool = True) -> Iterator[dict[str, object]]:
 
 
 def set_sync_debug_mode(debug_mode: object) -> None:
-    """Whether streams work asynchronously, for a process that starts later: they never do here."""
+    """Sets whether streams of processes that start later work asynchronously; here none does."""
     os.environ["PT_ENABLE_HABANA_STREAMASYNC"] = str(debug_mode)
 
 
@@ -91,7 +91,7 @@ def get_sync_debug_mode() -> int:
 
 
 def enable_optim_output_sif() -> None:
-    """Infers output shapes of dynamic graphs in an optimised way; nothing to switch here."""
+    """Does nothing; on a card it has output shapes of dynamic graphs inferred in another way."""
 
 
 def disable_optim_output_sif() -> None:
@@ -142,17 +142,17 @@ def disable_quantization() -> None:
 
 
 def set_mark_scale_const(mark: bool) -> None:
-    """Whether scales of quantization are constants of a graph, which changes no result."""
+    """Sets whether scales of quantization are constants of a graph, which changes no result."""
     _values["mark_scale_const"] = bool(mark)
 
 
 def set_mark_non_scale_const(mark: bool) -> None:
-    """Whether other weights are constants of a graph, which changes no result."""
+    """Sets whether other weights are constants of a graph, which changes no result."""
     _values["mark_non_scale_const"] = bool(mark)
 
 
 def enable_const_section_serialization(path: str, clear_path: bool, use_compression: bool) -> None:
-    """Writes constants of compiled graphs into a folder: there are none, so nothing is written."""
+    """Does nothing: there are no constants of compiled graphs that could be written."""
 
 
 def disable_const_section_serialization() -> None:

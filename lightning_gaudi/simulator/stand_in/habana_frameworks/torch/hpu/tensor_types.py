@@ -1,4 +1,4 @@
-"""`torch.hpu.FloatTensor(...)` and its like: tensors of a type, made on the HPU."""
+"""Offers `torch.hpu.FloatTensor(...)` and its like, which make tensors of a type on the HPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vendor's internals; Gaudi code reads its configuration from here."""
+"""Offers the vendor's internals, from which Gaudi code reads its configuration."""
 
 from ..._missing import missing
 from . import bridge_config, fuse_conv_bn

@@ -1,6 +1,7 @@
-"""The switches that the vendor's package reads from the environment: `get_...` and `set_...`.
+"""Offers `get_...` and `set_...` for switches that the vendor's package reads from the environment.
 
-Most tune what a CPU has not; the value is kept, so that a program that asks gets the card's answer.
+Most of them tune what a CPU does not have. Their values are kept, so that a program that asks gets
+the card's answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ..._missing import missing
 from ..._release import is_lazy, release
 
 _values: dict[str, Any] = {}
-"""What was read once, or set."""
+"""The values that were read, once, or set."""
 
 
 def _get(flag: vendor_names.Flag) -> Any:

@@ -1,4 +1,4 @@
-"""Taking batch norms into the convolutions before them, for inference: fewer operations."""
+"""Fuses batch norms with the convolutions before them, for fewer operations in inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_for_inference_mode(model: nn.Module) -> None:
     """Checks that a model does not train.
 
     Raises:
-        ValueError: It does.
+        ValueError: It trains.
     """
     if model.training:
         raise ValueError("The model is in training mode. Call model.eval() before fusing it.")
@@ -26,7 +26,7 @@ def check_for_model_device(model: nn.Module) -> None:
     """Checks that a model is on the CPU.
 
     Raises:
-        ValueError: A parameter is not.
+        ValueError: A parameter is not on the CPU.
     """
     for name, parameter in model.named_parameters():
         if not parameter.is_cpu:
@@ -36,7 +36,7 @@ def check_for_model_device(model: nn.Module) -> None:
 
 
 def fuse_conv_bn_eval(conv: nn.Module, bn: nn.Module) -> nn.Module:
-    """Returns a convolution that computes what `conv` and, behind it, `bn` do in evaluation."""
+    """Returns a convolution that computes what `conv` and then `bn` compute in evaluation."""
     return fusion.fuse_conv_bn_eval(conv, bn)
 
 
@@ -49,14 +49,14 @@ def fuse_conv_bn_weights(
     bn_w: torch.Tensor | None,
     bn_b: torch.Tensor | None,
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """Returns the weight and the bias of that convolution.
+    """Returns the weight and the bias of a convolution that is fused with a batch norm.
 
     Args:
-        conv_w: Its weight.
-        conv_b: Its bias.
+        conv_w: The weight of the convolution.
+        conv_b: The bias of the convolution.
         bn_rm: The running mean.
         bn_rv: The running variance.
-        bn_eps: What is added to it.
+        bn_eps: The number that the norm adds to the variance.
         bn_w: The norm's weight.
         bn_b: The norm's bias.
     """
@@ -66,16 +66,16 @@ def fuse_conv_bn_weights(
 def replace_node_module(
     node: fx.Node, modules: dict[str, nn.Module], new_module: nn.Module
 ) -> None:
-    """Puts another module where a node's is."""
+    """Replaces the module of a node by another one."""
     parent, _, name = str(node.target).rpartition(".")
     setattr(modules[parent], name, new_module)
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model with each `BatchNorm2d` in the `Conv2d` before it.
+    """Returns a copy of a model with each `BatchNorm2d` fused with the `Conv2d` before it.
 
-    A model that trains, that is not on the CPU or that `torch.fx` cannot trace is returned as it
-    is, as the vendor's does, with a warning.
+    As with the vendor's, a model that trains, that is not on the CPU or that `torch.fx` cannot
+    trace is returned as it is, with a warning.
     """
     try:
         check_for_inference_mode(model)
@@ -100,6 +100,7 @@ def _fuse_nodes(traced: fx.GraphModule) -> None:
         if not isinstance(before, fx.Node) or before.op != "call_module":
             continue
         bn, conv = modules[str(node.target)], modules[str(before.target)]
+        # If something else reads the convolution's result, it needs the one without the norm.
         if type(bn) is nn.BatchNorm2d and type(conv) is nn.Conv2d and len(before.users) == 1:
             fused = fuse_conv_bn_eval(conv, bn)
             replace_node_module(before, modules, fused)

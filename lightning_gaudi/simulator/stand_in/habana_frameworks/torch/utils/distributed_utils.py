@@ -1,4 +1,4 @@
-"""The old address of `initialize_distributed_hpu`."""
+"""Offers `initialize_distributed_hpu` under its old address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..distributed import hccl
 
 
 def initialize_distributed_hpu() -> tuple[int, int, int]:
-    """Deprecated: `habana_frameworks.torch.distributed.hccl.initialize_distributed_hpu`."""
+    """Calls `habana_frameworks.torch.distributed.hccl.initialize_distributed_hpu`; deprecated."""
     warnings.warn(
         "initialize_distributed_hpu moved to habana_frameworks.torch.distributed.hccl; "
         "import it from there.",

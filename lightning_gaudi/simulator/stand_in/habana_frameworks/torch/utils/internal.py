@@ -1,4 +1,4 @@
-"""Which execution mode this process runs in."""
+"""Says in which execution mode this process runs."""
 
 from __future__ import annotations
 

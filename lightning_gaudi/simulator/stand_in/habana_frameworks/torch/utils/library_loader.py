@@ -1,4 +1,4 @@
-"""What older Gaudi scripts call to find and load the device."""
+"""Offers what older Gaudi scripts call to find and load the device."""
 
 from ..._missing import missing
 from .._binding import C

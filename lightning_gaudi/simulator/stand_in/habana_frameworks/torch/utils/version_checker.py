@@ -1,4 +1,4 @@
-"""Which torch this is."""
+"""Compares the version of torch."""
 
 import torch
 from packaging.version import Version
@@ -7,7 +7,7 @@ from ..._missing import missing
 
 
 def is_pytorch_older_than(version: str) -> bool:
-    """Tells whether torch is older than a version, without regard to what its build adds to it."""
+    """Returns whether torch is older than a version, whatever its build adds to its own."""
     return Version(Version(torch.__version__).base_version) < Version(version)
 
 

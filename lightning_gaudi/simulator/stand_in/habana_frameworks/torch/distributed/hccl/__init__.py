@@ -1,6 +1,6 @@
-"""The "hccl" backend of torch.distributed, and finding out which rank this process is.
+"""Registers the "hccl" backend of torch.distributed, and finds out which rank this process is.
 
-Importing it finds that out, and sets variables for it, as the vendor's does (releases 1.19 and
+Importing it does both, and sets variables for the rank, as the vendor's does (releases 1.19 and
 1.24.0, `distributed/hccl/__init__.py`).
 """
 
@@ -117,11 +117,11 @@ def _create_process_group(options: Any, backend_options: Any) -> Any:
 def _destroy_all(pid: int) -> None:
     """Destroys all process groups as the program ends; each waits for all of its ranks.
 
-    A fork, such as a loader's worker, is no rank of them; Python 3.13 lets it end as a program.
-
     Source: releases 1.19 and 1.24.0, `distributed/hccl/process_group_registry.hpp` (`cleanup`),
     `backend/habana_device/hpu_cached_devices.cpp`.
     """
+    # A fork, such as a loader's worker, is no rank of the groups. Since Python 3.13 it runs the
+    # exit handlers of a program, too.
     if os.getpid() != pid:
         return
     if torch.distributed.GroupMember.WORLD is not None:
@@ -147,7 +147,7 @@ def _register() -> None:
 
 
 def _has_lazy_collectives() -> bool:
-    """Tells if collectives are part of lazy graphs; by default each ends the graph before it."""
+    """Returns whether collectives are part of lazy graphs; by default each ends the one before."""
     value = os.environ.get("PT_HPU_ENABLE_LAZY_COLLECTIVES", "False")
     return is_lazy() and value.lower() in ("true", "1")
 

@@ -1,4 +1,4 @@
-"""One process as a rank of many, for a dry card: the others are taken to do what it does."""
+"""Lets one process be a rank of many on a dry card: the others are taken to do what it does."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..._binding import C
 
 
 class LoneRank(C.LoneRank):  # type: ignore[misc]
-    """In place of gloo, among tensors of the host and below HCCL."""
+    """Stands in the place of gloo, both for tensors of the host and below HCCL."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any = None) -> None:
         """Makes a group; nobody is waited for.
 
         Args:
             store: Not used.
-            rank: This one.
-            size: How many are taken to be there.
+            rank: The rank of this process.
+            size: The number of ranks that the group is taken to have.
             timeout: Not used.
         """
         super().__init__(rank, size)
         self.options = SimpleNamespace()
-        """Where torch puts what it calls the group."""
+        """torch sets the name of the group on this object."""
 
 
 def pretend() -> None:
@@ -40,7 +40,7 @@ def pretend() -> None:
 
 
 class _LoneStore(dist.HashStore):
-    """In place of one that the other ranks connect to: nobody listens, and no port is taken."""
+    """Stands in the place of a store to which other ranks connect, and takes no port."""
 
     def __init__(
         self, host: str = "", port: int = 0, *_: Any, timeout: timedelta | None = None, **__: Any

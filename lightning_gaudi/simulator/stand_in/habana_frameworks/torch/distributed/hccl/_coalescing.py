@@ -1,7 +1,7 @@
-"""A coalescing manager of torch.distributed that leaves nothing behind when it fails.
+"""Wraps torch's coalescing manager so that it leaves nothing behind when it fails.
 
-torch (2.13) forgets neither what was coalesced nor that it is: after an exception in its `with`
-every further all_reduce of the group is recorded, never run, and no error says so.
+torch (2.13) keeps its list of coalesced collectives: after an exception in its `with` every further
+all_reduce of the group is recorded and never run, and no error says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def forgetting_failures(manager: _Manager) -> _Manager:
     @contextlib.contextmanager
     def wrapper(group: Any = None, device: Any = None, async_ops: bool = False) -> Iterator[Any]:
         group = group or distributed_c10d._get_default_group()
-        if group in distributed_c10d._world.pg_coalesce_state:  # of a manager around this one
+        # Another manager around this one has begun the coalescing, and ends it.
+        if group in distributed_c10d._world.pg_coalesce_state:
             with manager(group, device, async_ops) as coalesced:
                 yield coalesced
             return
@@ -49,7 +50,8 @@ def forgetting_failures(manager: _Manager) -> _Manager:
 
 
 def _abandon(group: Any, device: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # no backend for such a device: that was the failure
+    # There may be no backend for such a device, which was then the failure itself.
+    with contextlib.suppress(RuntimeError):
         backend = group._get_backend(device)
         if isinstance(backend, C.ProcessGroupHCCL):
             backend.abandon_coalescing()

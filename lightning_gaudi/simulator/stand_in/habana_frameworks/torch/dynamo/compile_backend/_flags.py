@@ -1,4 +1,4 @@
-"""Reading the options of the compiler from the environment."""
+"""Reads the options of the compiler from the environment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NO = ("off", "0", "no", "false", "n", "f")
 
 
 def is_new() -> bool:
-    """Returns whether the options are those of 2025, not of 1.19."""
+    """Returns whether the options are those of 2025 and not those of 1.19."""
     return release().number >= 122
 
 
 def flag(variable: str, default: bool) -> bool:
-    """Returns what a variable says, yes or no.
+    """Returns whether a variable says yes.
 
     Raises:
         AssertionError: It says neither (the vendor's type of error).

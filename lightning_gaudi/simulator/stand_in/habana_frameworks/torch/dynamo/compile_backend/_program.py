@@ -1,4 +1,4 @@
-"""A traced graph as a program of the extension, which calls its operators without Python."""
+"""Turns a traced graph into a program of the extension, which calls operators without Python."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TENSORS = ("List[Tensor]", "List[Optional[Tensor]]")
 
 
 def compile_program(graph_module: GraphModule) -> Callable[..., Any] | None:
-    """Returns what computes the graph; None if it is more than operators on fixed sizes.
+    """Returns a function that computes the graph; None if it is not just operators on fixed sizes.
 
     Args:
-        graph_module: Its inputs are tensors, and it returns a list or tuple.
+        graph_module: The graph. Its inputs are tensors, and it returns a list or tuple.
     """
     try:
         return _Writer(graph_module.graph.nodes).program.run
@@ -27,7 +27,7 @@ def compile_program(graph_module: GraphModule) -> Callable[..., Any] | None:
 
 
 class _UnsupportedError(Exception):
-    """The graph has what a program has not: a size that varies, a control flow, a constant."""
+    """The graph has what a program cannot have: a varying size, a control flow, a constant."""
 
 
 class _Writer:
@@ -37,7 +37,9 @@ class _Writer:
         self._nodes = [*nodes]
         self._places: dict[Node, int] = {}
         self._num = 0
-        self._shared: set[int] = set()  # results that have two names, and stay to the end
+        # Results that two nodes name. They stay to the end, because the last read of one name may
+        # come before that of the other.
+        self._shared: set[int] = set()
         self._last_reads = self._find_last_reads()
         *inner, output = self._nodes
         for node in inner:
@@ -60,7 +62,7 @@ class _Writer:
         return self._num - 1
 
     def _find_last_reads(self) -> dict[Node, list[Node]]:
-        """Returns, for each node, which values nobody reads after it."""
+        """Returns for each node the values that no node reads after it."""
         last: dict[Node, list[Node]] = {}
         seen: set[Node] = set()
         for node in reversed(self._nodes):
@@ -71,7 +73,7 @@ class _Writer:
         return last
 
     def _step(self, node: Node) -> tuple[Any, ...] | None:
-        """Returns the arguments of `Program.add`; None for what is no operator."""
+        """Returns the arguments of `Program.add`, or None for a node that is no operator."""
         if node.op == "placeholder" or node.target is operator.getitem:
             return None
         target = node.target
@@ -93,7 +95,7 @@ class _Writer:
         return name, overload, constants, holes, lists, results, frees
 
     def _results(self, node: Node) -> list[int]:
-        """Returns where the results go; those of several are read by `getitem` alone."""
+        """Returns the places of the results; several results are read by `getitem` alone."""
         value = node.meta.get("val")
         if not node.users:
             return []

@@ -1,4 +1,4 @@
-"""The backend "hpu_backend": graphs are traced and counted, and run operation by operation."""
+"""Implements "hpu_backend": graphs are traced, counted, and run operation by operation."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def hpu_backend(
     """Compiles a graph for the HPU.
 
     Args:
-        graph_module: What torch.compile traced.
-        example_inputs: Its inputs.
-        **kwargs: `options`, of those in `config`; they tune a card's compiler and have no effect.
+        graph_module: The graph that torch.compile traced.
+        example_inputs: Inputs of the graph.
+        **kwargs: `options`, as `config` has them; they tune a card's compiler and have no effect.
 
     Returns:
         The compiled function.
@@ -60,7 +60,7 @@ def hpu_backend(
         return compile_graph(graph_module, example_inputs)
 
 
-# torch.compiler.reset() calls it, of each backend that has it.
+# torch.compiler.reset() calls `reset` of each backend that has it.
 hpu_backend.reset = compiled_graphs.forget  # type: ignore[attr-defined]
 
 
@@ -101,9 +101,9 @@ def _compile(
 def _describe(
     graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> tuple[Hashable, list[list[object]]]:
-    """Gives what the graph has in common with one for other sizes, and the shapes of its inputs."""
+    """Returns what the graph shares with those for other sizes, and the shapes of its inputs."""
     tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
-    # Graphs for sizes that may vary ask for them, besides what they compute.
+    # A graph for varying sizes has operators that ask for the sizes, besides those that compute.
     operators = tuple(
         str(node.target)
         for node in graph_module.graph.nodes

@@ -1,7 +1,7 @@
-"""The options of `torch.compile(backend="hpu_backend", options={...})`.
+"""Holds the options of `torch.compile(backend="hpu_backend", options={...})`.
 
-They tune the vendor's compiler and have no effect here, but for `PT_HPU_...` of a wrong value and
-for an option that there is none of: both raise, as they do on a card.
+They tune the vendor's compiler and have no effect here. But a `PT_HPU_...` of a wrong value and an
+unknown option raise, as they do on a card.
 
 Source: Intel Gaudi PyTorch bridge, `dynamo/compile_backend/config.py` of 1.19 and of 2025, which
 1.24.0 has no other text of.

@@ -1,4 +1,4 @@
-"""Compiling the backward pass as a whole."""
+"""Compiles the backward pass as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fewer key heads than query heads.
+"""Reshapes attention's inputs where there are fewer key heads than query heads.
 
 B batch, H query heads, G key heads, R = H / G, T query tokens, S key tokens, D head dim.
 """
@@ -18,7 +18,7 @@ def gqa_input_reshape_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gives grouped queries a dim of their own: q (B, G, R, T, D), k and v (B, G, 1, S, D).
 
-    Others come back as they are.
+    Inputs without groups come back as they are.
 
     Raises:
         ValueError: The number of query heads is no multiple of that of key heads.
@@ -39,7 +39,7 @@ def gqa_input_reshape_fwd(
 
 
 def gqa_input_reshape_bwd(q: torch.Tensor, v: torch.Tensor, grad_in: torch.Tensor) -> torch.Tensor:
-    """Gives the output's gradient (B, H, T, D) in the shape of grouped queries (B, G, R, T, D)."""
+    """Reshapes the output's gradient (B, H, T, D) to that of grouped queries (B, G, R, T, D)."""
     return grad_in.reshape((*q.shape[:4], v.shape[-1]))
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot product attention by one operator.
+"""Computes scaled dot product attention by one operator.
 
 B batch, H query heads, G key heads, R = H / G, T query tokens, S key tokens, D head dim.
 """
@@ -51,7 +51,7 @@ def sdpa_fwd_wrapper(
     window_size: tuple[int, int] = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    """Attends; the forward pass of `FusedSDPA`, which takes these after `ctx`.
+    """Computes attention, as the forward pass of `FusedSDPA`, which takes all but `ctx`.
 
     On a card `window_size` and `sink` need long sequences that are multiples of its slices (its
     documentation, "Additional Constraints for Sliding Window and Attention Sink"); not here.
@@ -129,7 +129,7 @@ def sdpa_fwd_wrapper(
 
 
 def sdpa_bwd_wrapper(ctx: Any, dout: torch.Tensor, *args: Any) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of queries, keys and values, given the output's."""
+    """Returns the gradients of queries, keys and values, given the output's gradient."""
     q, k, v, mask, out, *kept = ctx.saved_tensors
     is_causal, dropout_p, scale, mode = ctx.settings
     grad = dout.reshape(out.shape)
@@ -145,19 +145,19 @@ def sdpa_bwd_wrapper(ctx: Any, dout: torch.Tensor, *args: Any) -> tuple[torch.Te
 
 
 class FusedSDPA(torch.autograd.Function):
-    """Attention; call `apply` with what `sdpa_fwd_wrapper` takes after `ctx`, by position."""
+    """Attention by `apply`, which takes the arguments of `sdpa_fwd_wrapper` without `ctx`."""
 
     forward = staticmethod(sdpa_fwd_wrapper)
     backward = staticmethod(sdpa_bwd_wrapper)
 
 
 def _without_gradients(recompute: bool, q: torch.Tensor, return_attn_probs: bool) -> bool:
-    """Returns whether to recompute where nothing is recomputed: which of the two kernels runs."""
+    """Returns whether the kernel that recomputes runs where there is no backward pass."""
     return not return_attn_probs and (recompute or q.shape[-2] == 1)
 
 
 def _of_rank(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """Gives a mask of shape (T, S) the queries' batch and rank."""
+    """Expands a mask of shape (T, S) to the queries' batch and rank."""
     if mask is None or mask.dim() != 2:
         return mask
     return mask.expand(q.shape[0], *[1] * (q.dim() - 3), *mask.shape)
@@ -194,9 +194,10 @@ def _check_slices(
     recompute: bool,
     mode: str,
 ) -> None:
-    """The kernel that keeps its probabilities would ignore both, and no gradient knows them."""
+    """Checks that `window_size` and `sink` are given only where they are computed."""
     if is_open(window_size) and sink is None:
         return
+    # The kernel that keeps its probabilities would ignore both, and so would the backward passes.
     if trains or not recompute:
         raise ValueError(
             "FusedSDPA takes window_size and sink only without gradients and with "

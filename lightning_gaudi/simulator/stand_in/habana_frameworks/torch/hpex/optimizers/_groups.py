@@ -1,4 +1,4 @@
-"""What the fused optimizers do with parameter groups."""
+"""Has what the fused optimizers share for their parameter groups."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Moments = torch.dtype | tuple[torch.dtype, torch.dtype] | None
 
 
 def moments_dtypes(optimizer: str, asked: Moments) -> tuple[torch.dtype | None, ...]:
-    """Returns the dtypes of both averages; None is the parameter's.
+    """Returns the dtypes of both averages; None stands for the parameter's.
 
     Raises:
         NotSimulatedError: One is fp8.

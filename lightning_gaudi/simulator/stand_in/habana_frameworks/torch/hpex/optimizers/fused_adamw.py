@@ -1,4 +1,4 @@
-"""AdamW by one operator a group."""
+"""Implements AdamW by one operator a group."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FusedAdamW(GroupOptimizer):
         check_groups(self)
 
     def _lists(self, group: dict[str, Any]) -> tuple[list[torch.Tensor], ...] | None:
-        """Gradients, weights and averages of the group; None without gradients."""
+        """Returns gradients, weights and averages of the group; None without gradients."""
         rows = []
         for parameter, gradient in with_gradients("FusedAdamW", group):
             state = self._state_of(parameter)

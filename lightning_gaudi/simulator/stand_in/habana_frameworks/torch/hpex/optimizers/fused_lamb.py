@@ -1,4 +1,4 @@
-"""LAMB by two operators a group, after clipping by the global norm."""
+"""Implements LAMB by two operators a group, after clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class FusedLamb(torch.optim.Optimizer):
         return loss
 
     def _divisor(self) -> torch.Tensor:
-        """Returns what the gradients are divided by, of shape (1,)."""
+        """Returns the number by which the gradients are divided, of shape (1,)."""
         max_norm = self.defaults["max_grad_norm"]
         if max_norm is None:
             return torch.ones(1, device=self.device)

@@ -1,4 +1,4 @@
-"""ModuleCacher: a model that is trained by captured graphs, one for each kind of input."""
+"""Implements ModuleCacher, which trains a model by captured graphs, one for each kind of input."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .keys import input_hash
 class ModuleCacher(torch.nn.Module):
     """Trains a model by captured graphs: one forward and one backward for each kind of input.
 
-    Inputs are of one kind if `input_hash` says so. Without graphs run evaluation, calls without
-    gradients, eager mode, and what comes when `max_graphs` are there.
+    Inputs are of one kind if `input_hash` says so. No graph is used in evaluation, in calls without
+    gradients, in eager mode, and for a new kind when there are `max_graphs`.
 
     Set gradients to zero, not to None, while they accumulate: the graph's gradients are the same
     memory at every replay. The model must not be wrapped for data parallel training before, and
@@ -51,7 +51,7 @@ class ModuleCacher(torch.nn.Module):
         self.set_iterations_call_cnt = 0
         self.verbose = False
 
-    def __call__(  # the vendor's object wraps when it is called
+    def __call__(  # the vendor's object wraps a model when it is called
         self,
         model: torch.nn.Module,
         use_lfu: bool = False,
@@ -108,7 +108,7 @@ class ModuleCacher(torch.nn.Module):
         return self.model
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns all but the graphs: a copy, or one that is loaded, captures its own."""
+        """Returns the state without the graphs: a copy or a loaded object captures its own."""
         return {**self.__dict__, "model_dict": {}, "cached_hits_dict": {}}
 
     def _install(self) -> None:
@@ -121,12 +121,12 @@ class ModuleCacher(torch.nn.Module):
         model.capture_end = self.capture_end
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the model's forward: by a graph, captured first if there is room for one."""
+        """Runs the model's forward by a graph, which is captured first if there is room for it."""
         key = self._key(args, kwargs)
         return self._run(key, len(self.model_dict) < self.max_graphs, args, kwargs)
 
     def forward_lfs(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the model's forward with `use_lfu`: by a graph for frequent kinds of inputs."""
+        """Runs the model's forward with `use_lfu`, by graphs for the frequent kinds of inputs."""
         key = self._key(args, kwargs)
         if self.is_capturing:
             self.record(key)

@@ -1,4 +1,4 @@
-"""make_graphed_callables: forward and backward as two captured graphs, joined by autograd."""
+"""Implements make_graphed_callables: forward and backward are two graphs, joined by autograd."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Graphed:
         self.outputs = (outputs,) if self.output_was_tensor else tuple(outputs)
 
     def capture_backward(self, allow_unused_input: bool) -> None:
-        """Captures the backward, for gradients in memory of its own."""
+        """Captures the backward, whose gradients get memory of their own."""
         surface = self.args + self.parameters
         wanted = tuple(tensor for tensor in surface if tensor.requires_grad)
         outputs = tuple(output for output in self.outputs if output.requires_grad)
@@ -73,13 +73,13 @@ class Graphed:
             )
         found = iter(grads)
         self.grad_inputs = tuple(next(found) if t.requires_grad else None for t in surface)
-        # The graphs keep the activations; autograd's own graph has done its part.
+        # The captured graphs keep the activations, so autograd's graph need not keep them, too.
         self.outputs = tuple(output.detach() for output in self.outputs)
         if self.disable_tensor_cache:
             self._release(given)
 
     def _release(self, given: Tensors) -> None:
-        """Lets go of memory that replays take from the caller."""
+        """Frees the inputs of the capture in whose place replays read the caller's."""
         matched = self.forward_graph.get_user_input_match_indices()
         in_backward = self.backward_graph.get_user_input_match_indices()
         matched |= {position - len(given) for position in in_backward}
@@ -147,7 +147,7 @@ def make_graphed_callables(
         allow_unused_input: Whether inputs may go unused; their gradients are zero.
         asynchronous: Whether a replay returns at once; no effect here.
         disable_tensor_cache: Whether replays read the new inputs where they are.
-        dry_run: Whether a capture only looks what runs.
+        dry_run: Whether a capture only finds out what runs.
 
     Returns:
         As `callables`: modules themselves with another forward, used while their training mode is

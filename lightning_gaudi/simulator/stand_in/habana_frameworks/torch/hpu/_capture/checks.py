@@ -1,6 +1,6 @@
-"""Misuse of captured graphs that a card does not notice: it goes on with what it captured.
+"""Reports misuse of captured graphs that a card does not notice, as it goes on with its capture.
 
-Nothing is looked at while LIGHTNING_GAUDI_SIMULATE_RULES is "off".
+Nothing is checked while LIGHTNING_GAUDI_SIMULATE_RULES is "off".
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 3
 _OF_TORCH = frozenset(torch.nn.Module().__dict__) - {"training"}
-"""What every module has, but for its mode."""
+"""The attributes that every module has, without its mode."""
 
 
 @dataclass
 class _Owner:
-    """A namespace of a module, of which its forward may read."""
+    """A namespace of a module, from which its forward may read."""
 
     label: str
-    """How a user would call it."""
+    """The name that a user would give it."""
     values: dict[str, Any]
     kind: type
     """The module's class."""
@@ -50,17 +50,17 @@ class _Owner:
         return ((k, v) for k, v in list(self.values.items()) if k not in _OF_TORCH)
 
     def is_read(self, name: str) -> bool:
-        """Returns whether a module's forward speaks of it."""
+        """Returns whether the name occurs in the module's forward."""
         return name in names_of_forward(self.kind)
 
     def name_of(self, name: str) -> str:
-        """Returns how a user would call a value."""
+        """Returns the name that a user would give a value."""
         return f"{self.label}.{name}"
 
 
 @dataclass
 class _Seen:
-    """A value as the capture saw it."""
+    """A value as it was at the capture."""
 
     owner: _Owner
     name: str
@@ -72,7 +72,7 @@ class _Seen:
 
 
 class Watch:
-    """What a captured forward read outside of its tensor arguments, to see whether it changes."""
+    """Remembers what a captured forward read besides its tensor arguments, and checks it later."""
 
     def __init__(self, module: torch.nn.Module | None, inputs: Any) -> None:
         modules = [*([] if module is None else [module]), *modules_of(inputs)]
@@ -87,11 +87,11 @@ class Watch:
 
     @classmethod
     def begin(cls, module: torch.nn.Module | None, inputs: Any) -> Watch | None:
-        """Looks at a module and arguments before a capture; None if the rules are off."""
+        """Returns a watch of a module and arguments before a capture; None if rules are off."""
         return cls(module, inputs) if is_reported() else None
 
     def end(self, graph: HPUGraph) -> None:
-        """Reports what the captured Python did besides, and remembers what the graph relies on."""
+        """Reports effects of the captured Python, and remembers what the graph relies on."""
         inputs, self._inputs = self._inputs, None
         self._changed = [
             f"{path} is changed by what was captured, and by no replay"
@@ -119,11 +119,12 @@ class Watch:
         self._modules = []
 
     def check(self, inputs: Any) -> None:
-        """Reports what has another value than at the capture; before a replay."""
+        """Reports, before a replay, what has another value than at the capture."""
         if not is_reported():
             return
         stale = [_difference(seen, seen.owner.values) for seen in self._after]
-        # What changed while it was captured is not changed now, whatever is given.
+        # Arguments that the captured code itself has changed are reported instead of compared: no
+        # replay changes them.
         stale += self._changed or [
             f"{path} is another than at the capture"
             for path in _differences(self._in_arguments, leaves_of_arguments(inputs))
@@ -142,7 +143,7 @@ class Watch:
 
 
 def report_host_values(operator: str, tensor: torch.Tensor) -> None:
-    """Reports that values of the host went to the card during a capture."""
+    """Reports that values of the host were copied to the card during a capture."""
     kind = str(tensor.dtype).removeprefix("torch.")
     detail = f"{operator} of {kind}{list(tensor.shape)}"
     report(rows_graphs.HOST_VALUES, "graph::capture", detail)
@@ -151,12 +152,12 @@ def report_host_values(operator: str, tensor: torch.Tensor) -> None:
 def report_writes(
     graph: HPUGraph, captured: Iterable[torch.Tensor], given: Iterable[torch.Tensor]
 ) -> None:
-    """Reports inputs that a graph would update in place, were they not others than at its capture.
+    """Reports new inputs that a replay does not update in place, as the capture did with its own.
 
     Args:
         graph: The graph.
-        captured: The inputs of its capture, which it updates.
-        given: Those of now, in the same order.
+        captured: The inputs of the capture, which the graph updates.
+        given: The inputs of the replay, in the same order.
     """
     if not (writes := graph.writes()):
         return
@@ -169,7 +170,7 @@ def report_writes(
 
 
 def report_passed_through(given: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> None:
-    """Reports results that are memory of inputs which the graph does not keep.
+    """Reports results that lie in the memory of inputs, which the graph does not keep.
 
     Args:
         given: Inputs that replays read where they are.
@@ -185,7 +186,7 @@ def report_passed_through(given: Iterable[torch.Tensor], results: Iterable[torch
 
 
 def own_gradients(parameters: tuple[torch.Tensor, ...], static: tuple[Any, ...]) -> None:
-    """Gives parameters own gradients where theirs are the memory of a graph, and reports it.
+    """Copies gradients of parameters that lie in the memory of a graph, and reports them.
 
     Args:
         parameters: The parameters.
@@ -210,7 +211,7 @@ def _relied_on(owner: _Owner, read: set[int]) -> Iterator[_Seen]:
 
 
 def _difference(seen: _Seen, values: dict[str, Any]) -> str:
-    """Returns how a value is another than at the capture; empty if it is not."""
+    """Returns in words how a value differs from that of the capture; "" if it does not."""
     now = values.get(seen.name)
     if isinstance(now, torch.Tensor):
         return (
@@ -222,7 +223,7 @@ def _difference(seen: _Seen, values: dict[str, Any]) -> str:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Returns the paths of what has changed: some of them, where they are many."""
+    """Returns the paths of what has changed, of very many only some."""
     paths = [path for path in {**before, **now} if before.get(path) != now.get(path)]
     return paths[:_MAX_NAMED]
 
@@ -247,7 +248,7 @@ def _owners_of_module(module: torch.nn.Module) -> Iterator[_Owner]:
 
 @functools.cache
 def _names_in_code(kind: type) -> frozenset[str]:
-    """Returns the names that the methods of a module's class speak of, but for its constructor."""
+    """Returns the names in the methods of a module's class, without its constructor."""
     names: set[str] = set()
     for base in kind.__mro__:
         if base in (torch.nn.Module, object):

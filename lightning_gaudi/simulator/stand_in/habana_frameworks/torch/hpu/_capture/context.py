@@ -1,4 +1,4 @@
-"""Capturing what runs within a `with` block."""
+"""Captures what runs within a `with` block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class graph:  # noqa: N801 (the vendor's name)
     """Captures what runs within a `with` block.
 
     Args:
-        hpu_graph: What to capture into.
+        hpu_graph: The graph that gets the capture.
         stream: The stream to capture; by default one that all captures share.
         dry_run: See `HPUGraph.capture_begin`.
 
@@ -55,7 +55,7 @@ class graph:  # noqa: N801 (the vendor's name)
 
 @contextlib.contextmanager
 def capturing(captured: HPUGraph, on: Stream, dry_run: bool) -> Iterator[None]:
-    """Captures a block without waiting first; a block that fails leaves no graph."""
+    """Captures a block, without waiting for the device first; a failing block leaves no graph."""
     with stream(on):
         captured.capture_begin(dry_run)
         try:

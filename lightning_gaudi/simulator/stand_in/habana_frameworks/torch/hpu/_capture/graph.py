@@ -1,4 +1,4 @@
-"""HPUGraph: begin and end a capture, replay it."""
+"""Implements HPUGraph: a capture is begun, ended and replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .program import Program
 from .record import Recorder, key_of
 
 _capturing: list[HPUGraph] = []
-"""The graph that is being captured: one at a time."""
+"""The graph that is being captured, at most one."""
 
 
 def require_lazy(what: str) -> None:
@@ -45,7 +45,7 @@ def is_current_stream_capturing() -> bool:
 
 
 class HPUGraph:
-    """Work of the device, captured once and replayed without its Python.
+    """A capture of the device's work, which is replayed without its Python.
 
     Source: `hpu/graphs.py` and `HPUGraph.cpp` of the vendor's bridge, 1.19 and 1.24.0.
 
@@ -69,8 +69,8 @@ class HPUGraph:
         """Begins to capture what runs on the current stream.
 
         Args:
-            dry_run: Only find out what runs: results are garbage until the first replay, and what
-                the capture writes in place is as before.
+            dry_run: Whether to only find out what runs: results are garbage until the first replay,
+                and tensors that the capture writes in place stay as before.
 
         Raises:
             RuntimeError: Another capture is in progress.
@@ -83,6 +83,8 @@ class HPUGraph:
         C.end_graph_at_capture()
         self._num_graphs_before = _num_graphs()
         self._stream_id = current_stream().stream_id
+        # A dry run must leave no trace: the numbers that it draws are drawn again by the first
+        # replay.
         self._generator = random.get_rng_state() if dry_run else None
         self._recorder = Recorder(dry_run, checks.report_host_values)
         _capturing.append(self)
@@ -202,11 +204,11 @@ class HPUGraph:
                 self._held_inputs = list(tlistI)
 
     def clear_inputs(self) -> None:
-        """Lets go of inputs that the graph updates in place and still holds."""
+        """Drops the inputs that the graph updates in place and still holds."""
         self._held_inputs = []
 
     def mark_user_inputs(self, static_tlist: Sequence[torch.Tensor]) -> None:
-        """Takes these tensors from the caller at each replay: the graph does not keep them.
+        """Has the caller give these tensors at each replay, so that the graph does not keep them.
 
         Args:
             static_tlist: Inputs of what is being captured.
@@ -225,7 +227,7 @@ class HPUGraph:
     def mark_user_outputs(
         self, static_tlist: Sequence[torch.Tensor], free_inplace: bool = True
     ) -> None:
-        """Keeps the memory of these results alone.
+        """Keeps only the memory of these results.
 
         Args:
             static_tlist: What the caller reads after a replay.
@@ -246,7 +248,7 @@ class HPUGraph:
         return set(self._program.inputs) if self._program is not None else set()
 
     def reset(self) -> None:
-        """Lets go of the graph and its memory; a capture in progress ends without a graph."""
+        """Drops the graph and its memory; a capture in progress ends without a graph."""
         if self._recorder is not None:
             self._leave()
         self._program = None
@@ -254,12 +256,12 @@ class HPUGraph:
         self._held_inputs = []
 
     def reads(self) -> set[int]:
-        """Addresses of the storages from before the capture that it read."""
+        """Returns the addresses of storages from before the capture that it read."""
         constants = self._program.constants if self._program is not None else []
         return {t.untyped_storage()._cdata for t in constants if t is not None}
 
     def writes(self) -> frozenset[int]:
-        """Addresses of the storages from before the capture that it writes."""
+        """Returns the addresses of storages from before the capture that it writes."""
         return self._program.written if self._program is not None else frozenset()
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""A model with the graphs for one kind of input."""
+"""Joins a model and its graphs for one kind of input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""wrap_in_hpu_graph: a module whose forward is captured for each new kind of input."""
+"""Implements wrap_in_hpu_graph, which captures a module's forward for each new kind of input."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 class CachedParams:
-    """A captured forward, and what all of them have counted together."""
+    """A captured forward, and the counts of all of them together."""
 
     cache_hits: dict[int, int] = {}  # noqa: RUF012 (the vendor counts for all modules together)
     iteration_cnt = 0
@@ -54,7 +54,7 @@ class CachedParams:
 
 @dataclass
 class _Wrapper:
-    """One wrapped forward: what was asked for, and its graphs."""
+    """A wrapped forward with its settings and graphs."""
 
     forward: Callable[..., Any]
     cache: dict[int, CachedParams]
@@ -67,7 +67,7 @@ class _Wrapper:
     log_frequency: int
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Capture, replay, or call what was wrapped."""
+        """Captures or replays a graph, or calls the wrapped forward."""
         CachedParams.iteration_cnt += 1
         warmup_mode = kwargs.pop("warmup_mode", False)
         if kwargs.pop("bypass_hpu_graphs", False):
@@ -134,17 +134,17 @@ class _Wrapper:
             cached.graph.replay(self.asynchronous)
 
     def modes(self) -> tuple[bool, bool]:
-        """Tells whether the graph keeps no tensors, and whether a capture only looks what runs."""
+        """Returns whether graphs keep no tensors, and whether captures only find out what runs."""
         asked = os.environ.get("PT_HPUGRAPH_DISABLE_TENSOR_CACHE")
         no_cache = self.disable_tensor_cache if asked is None else asked == "1"
         return no_cache, no_cache if self.dry_run is None else self.dry_run
 
     def clear_cache(self) -> None:
-        """Lets go of all graphs and their memory."""
+        """Drops all graphs and their memory."""
         self.cache.clear()
 
     def clear_inputs(self) -> None:
-        """Lets go of inputs that the graphs update in place and still hold."""
+        """Drops the inputs that the graphs update in place and still hold."""
         for cached in self.cache.values():
             cached.graph.clear_inputs()
 
@@ -167,7 +167,7 @@ class _Wrapper:
 
 
 def get_tensor_info(tensor: torch.Tensor) -> dict[str, Any]:
-    """Shape, dtype and device of a tensor."""
+    """Returns shape, dtype and device of a tensor."""
     return {"shape": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
@@ -223,7 +223,7 @@ def wrap_in_hpu_graph(
         asynchronous: Whether a replay returns at once; no effect here.
         disable_tensor_cache: Whether replays read the new inputs where they are, so that the graph
             keeps none; PT_HPUGRAPH_DISABLE_TENSOR_CACHE=1 or 0 overrules it.
-        dry_run: Whether a capture only looks what runs, and a replay follows; None means where
+        dry_run: Whether a capture only finds out what runs, and a replay follows; None means where
             the tensor cache is disabled.
         max_graphs: Beyond this number of graphs the module runs without; None means no limit.
         free_inplace: With `disable_tensor_cache`, whether inputs that are updated in place are let

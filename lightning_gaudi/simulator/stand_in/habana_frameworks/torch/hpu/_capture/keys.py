@@ -1,4 +1,4 @@
-"""When a graph is found again, and how new inputs come to where the graph reads them.
+"""Finds the graph for inputs, and copies new inputs to where the graph reads them.
 
 Source: `input_hash`, `copy_to` and their like in `hpu/graphs.py`, 1.19, 2025 and 1.24.0.
 """
@@ -41,7 +41,7 @@ def input_hash(obj: Any) -> int:
 
 
 def view_hash(tensor: torch.Tensor) -> int:
-    """0 for a tensor that fills its memory in order; else what it shows of the memory."""
+    """Returns 0 for a tensor that fills its memory in order, else a hash of its place in memory."""
     if tensor.device.type != "hpu":
         return 0
     num_bytes = tensor.untyped_storage().nbytes()
@@ -53,10 +53,10 @@ def view_hash(tensor: torch.Tensor) -> int:
 def copy_to(dst: Any, src: Any) -> None:
     """Copies the tensors among new inputs to those of the capture.
 
-    What is in neither dicts, lists, tuples nor dataclasses stays as it was at the capture.
+    Tensors outside of dicts, lists, tuples and dataclasses stay as they were at the capture.
 
     Raises:
-        AssertionError: They are not built alike.
+        AssertionError: The new inputs are not built like those of the capture.
     """
     if type(dst) is not type(src):
         raise AssertionError(

@@ -1,4 +1,4 @@
-"""What lies in containers and objects of which a captured forward may read: paths and prints."""
+"""Walks through containers and objects from which a captured forward may read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 SCALARS = (bool, int, float, complex, str, bytes, type(None))
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, collections.UserDict)
 _MAX_LEAVES = 4096
-"""How many are looked at: an object may hold the whole program."""
+"""The number of leaves that are looked at, because an object may hold the whole program."""
 _MAX_DEPTH = 8
 _NO_STATE = (
     *(type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType),
@@ -23,10 +23,11 @@ _NO_STATE = (
 
 
 def print_of(value: Any) -> Any:
-    """Returns what can be compared of a value later; None if nothing can."""
+    """Returns a print of a value, by which it can be compared later; None if it has none."""
     if isinstance(value, torch.Tensor):
         is_plain = type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        return ("tensor", value.data_ptr() if is_plain else id(value))  # a DTensor has no memory
+        # A DTensor and the like have no memory of their own.
+        return ("tensor", value.data_ptr() if is_plain else id(value))
     if isinstance(value, SCALARS):
         return value
     if isinstance(value, (list, dict, set, collections.deque)):
@@ -38,7 +39,7 @@ def leaves_of(label: str, value: Any) -> dict[str, Any]:
     """Returns the prints of a value's tensors on the card, scalars and lengths, by path.
 
     Args:
-        label: How a user would call the value.
+        label: The name that a user would give the value.
         value: A container, or an object with attributes.
     """
     found: dict[str, Any] = {}
@@ -52,10 +53,10 @@ def leaves_of(label: str, value: Any) -> dict[str, Any]:
 
 
 def leaves_of_arguments(inputs: Any) -> dict[str, Any]:
-    """Returns the leaves of objects among arguments, of which a replay copies no tensor.
+    """Returns the leaves of objects among arguments, whose tensors a replay does not copy.
 
     Args:
-        inputs: Arguments of a captured forward.
+        inputs: The arguments of a captured forward.
     """
     found: dict[str, Any] = {}
     objects = (each for each in _objects(inputs) if not isinstance(each, torch.nn.Module))
@@ -104,7 +105,7 @@ def _walk(path: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[s
 
 def _items(container: Any) -> list[tuple[Any, Any]]:
     if isinstance(container, (set, frozenset)):
-        # In no order of their own; what can be compared of them are the names and numbers.
+        # A set has no order, so only names and numbers in it can be compared.
         return [(each, each) for each in container if isinstance(each, SCALARS)]
     if isinstance(container, Mapping):
         return [(k, v) for k, v in container.items() if isinstance(k, SCALARS)]
@@ -120,7 +121,7 @@ def _slots_of(kind: type) -> tuple[str, ...]:
 
 @functools.cache
 def names_of_forward(kind: type) -> frozenset[str]:
-    """Returns the names that a module's `forward` speaks of, and what of the class it calls."""
+    """Returns the names in a module's `forward`, and in the methods of its class that it calls."""
     names: set[str] = set()
     todo = ["forward"]
     while todo:
@@ -137,7 +138,8 @@ def _names_in(kind: type, name: str) -> set[str]:
             continue
         method = vars(base)[name]
         for part in (method, *(getattr(method, each, None) for each in ("fget", "func"))):
-            part = getattr(part, "__func__", part)  # of a static method or a class's
+            # A static method, or one of the class, has its function in `__func__`.
+            part = getattr(part, "__func__", part)
             code = getattr(part, "__code__", None)
             while code is None and hasattr(part, "__wrapped__"):
                 part = part.__wrapped__

@@ -1,4 +1,4 @@
-"""TensorPacker: the tensors of nested values, and back."""
+"""Implements TensorPacker, which takes the tensors out of nested values and puts others in."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TensorPacker:
 
 
 def _mapped(value: Any, function: Any) -> Any:
-    """Copies the tuples, lists and dicts in `value`, with `function` of what is in them."""
+    """Copies the tuples, lists and dicts in `value`, with `function` applied to what they hold."""
     if isinstance(value, tuple):
         return tuple(_mapped(element, function) for element in value)
     if isinstance(value, list):

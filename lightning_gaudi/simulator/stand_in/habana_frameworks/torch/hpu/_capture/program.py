@@ -1,4 +1,4 @@
-"""A captured graph: the operators that ran, on numbered registers instead of tensors."""
+"""Defines a captured graph: the operators that ran, on numbered registers instead of tensors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Step:
     operator: Any
     """The OpOverload."""
     args: list[Any]
-    """Its arguments, with a `Register` for each tensor, within lists too."""
+    """The arguments, with a `Register` for each tensor, within lists too."""
     kwargs: dict[str, Any]
-    """Likewise."""
+    """The arguments that are given by name, likewise."""
     results: list[int | None]
-    """The register of each leaf of its result; None for what is dropped."""
+    """The register of each leaf of its result; None for a leaf that is dropped."""
     is_collective: bool = False
-    """Whether it has to be waited for."""
+    """Whether it is a collective, for which a replay waits."""
     frees: list[int] = field(default_factory=list)
-    """Registers that no later step reads."""
+    """The registers that no later step reads."""
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Arguments that are tensors: position, register."""
+    """Position and register of each argument that is a tensor."""
     has_nested: bool = False
     """Whether there are tensors elsewhere: in lists, or given by name."""
 
@@ -49,7 +49,7 @@ class Step:
         self.has_nested = next(_registers_of((others, self.kwargs)), None) is not None
 
     def reads(self) -> set[int]:
-        """Returns the registers among its arguments."""
+        """Returns the registers among the arguments."""
         return set(_registers_of((self.args, self.kwargs)))
 
     def run(self, registers: list[Any]) -> None:
@@ -78,7 +78,8 @@ class Step:
 
 
 def _wait(result: Any) -> None:
-    """Waits for a collective at once: what waited for it at the capture may not be in the graph."""
+    """Waits for a collective."""
+    # At once, because what waited for it at the capture may not be in the graph.
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.ScriptObject):
             torch._C._distributed_c10d.Work.unbox(leaf).wait()
@@ -106,24 +107,24 @@ def _filled(value: Any, registers: list[Any]) -> Any:
 
 @dataclass
 class Kept:
-    """Memory that a graph made while it was captured, and that is there at every replay."""
+    """Memory that a graph made while it was captured, and that it fills at every replay."""
 
     register: int
-    """Where a replay has the new values."""
+    """The register in which a replay has the new values."""
     storage: torch.UntypedStorage
-    """Where they belong."""
+    """The memory into which they go."""
     is_floating: bool
     """Whether the values are floating-point numbers."""
 
     def fill(self, registers: list[Any]) -> None:
-        """Copies a replay's values to where those of the capture were."""
+        """Copies a replay's values into the memory of the capture."""
         new = registers[self.register].untyped_storage()
         assert new.nbytes() == self.storage.nbytes()
-        # Not by an operator: a card writes its results in place, and nothing is to be counted.
+        # Not by an operator, which would be counted: a card writes its results there in place.
         ctypes.memmove(self.storage.data_ptr(), new.data_ptr(), new.nbytes())
 
     def spoil(self) -> None:
-        """Makes floating-point numbers NaN: they were predicted, not computed."""
+        """Makes floating-point numbers NaN, which a dry run has not computed."""
         if self.is_floating and not C.is_dry():
             ctypes.memset(self.storage.data_ptr(), 0xFF, self.storage.nbytes())
 
@@ -135,17 +136,19 @@ class Program:
     steps: list[Step]
     """The operators, in their order."""
     constants: list[Any]
-    """For each register the tensor that was there before the capture, or None."""
+    """The tensor from before the capture in each register, or None."""
     inputs: dict[int, int]
-    """The inputs that the caller marked: register by position."""
+    """The registers of the inputs that the caller marked, by position."""
     kept: list[Kept]
     """Memory that outlives a replay."""
     written: frozenset[int]
     """Addresses of the storages of `constants` that it writes."""
     num_graphs: int
-    """Recipes that a card would launch: one more than there were `mark_step`s."""
+    """The number of recipes that a card would launch, one more than there were `mark_step`s."""
 
     def __post_init__(self) -> None:
+        # From the last step to the first: a register that no later step reads is freed by the step
+        # that reads it last. What is kept is never freed.
         seen = {kept.register for kept in self.kept}
         for step in reversed(self.steps):
             used = step.reads() | {index for index in step.results if index is not None}
@@ -153,11 +156,11 @@ class Program:
             seen |= used
 
     def run(self, inputs: Sequence[Any] = (), instead: dict[int, Any] | None = None) -> None:
-        """Runs the operators again: no Python but that of the operators.
+        """Runs the operators again, without the Python that called them at the capture.
 
         Args:
             inputs: What the caller marked as inputs, in the same order.
-            instead: Other tensors for registers.
+            instead: Other tensors, by register.
         """
         if replays.follower is not None:
             replays.follower.note_replay(self)
@@ -169,7 +172,9 @@ class Program:
         C.begin_replay()
         try:
             if C.is_dry():
-                return  # nothing is computed, and a card writes to the memory of the capture
+                # Nothing is computed, and the results lie in the memory of the capture, which is
+                # allocated already.
+                return
             with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
                 for step in self.steps:
                     step.run(registers)

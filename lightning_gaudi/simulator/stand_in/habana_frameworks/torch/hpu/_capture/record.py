@@ -1,8 +1,8 @@
-"""What runs while a capture is open, written down below autograd and autocast.
+"""Records what runs while a capture is open, below autograd and autocast.
 
-Tensors are told apart by what they show of which memory, never by identity: autograd saves and
+Tensors are told apart by their memory and layout and never by identity, because autograd saves and
 copies tensors without telling anybody. A weak reference to every storage keeps its address from
-being used again, so a storage that is known is the one that was seen.
+being used again, so that a known address is that of the storage that was seen.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 
 def key_of(tensor: torch.Tensor) -> Key:
-    """Returns which memory a tensor shows, and how."""
+    """Returns a key of the memory that a tensor shows, and of its layout."""
     return (
         tensor.untyped_storage()._cdata,
         tensor.dtype,
@@ -39,11 +39,11 @@ def key_of(tensor: torch.Tensor) -> Key:
 
 @dataclass
 class _Memory:
-    """A storage that was met."""
+    """A storage that the recorder has met."""
 
     weak: StorageWeakRef
     base: int
-    """The register of the first tensor that was seen of it."""
+    """The register of the first tensor with that storage."""
     dtype: torch.dtype
     is_made_here: bool
     """Whether an operator of the graph made it."""
@@ -53,8 +53,9 @@ class Recorder(TorchDispatchMode):
     """Runs and records every operator on the card.
 
     Args:
-        is_dry: Whether what was there before is to be as it was when the capture ends.
-        on_host_values: Called with the operator's name when values of the host go to the card.
+        is_dry: Whether tensors from before the capture get their values back when it ends.
+        on_host_values: A function that is called with an operator's name and a tensor when values
+            of the host are copied to the card.
     """
 
     def __init__(self, is_dry: bool, on_host_values: Callable[[str, torch.Tensor], None]) -> None:
@@ -72,14 +73,15 @@ class Recorder(TorchDispatchMode):
         self._on_host_values = on_host_values
 
     def mark_inputs(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Takes these tensors from the caller at each replay, instead of keeping them."""
+        """Has the caller give these tensors at each replay, instead of keeping them."""
         self._marked = tensors
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Runs one operator and records it."""
-        if not all(map(_is_plain, types)):  # DTensor: its own operators come here in turn
+        # A DTensor handles the call itself, and the operators that it calls come here in turn.
+        if not all(map(_is_plain, types)):
             return NotImplemented
         kwargs = kwargs or {}
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -106,7 +108,7 @@ class Recorder(TorchDispatchMode):
         """Ends the recording.
 
         Args:
-            num_graphs: Recipes of a card that the capture amounts to.
+            num_graphs: The number of recipes that a card would have for the capture.
         """
         kept = []
         for memory in self._memories.values():
@@ -125,14 +127,15 @@ class Recorder(TorchDispatchMode):
     def _is_copy_from_host(
         self, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], has_card: bool
     ) -> bool:
-        if traits.name == "aten::lift_fresh" and has_card:  # torch.tensor(..., device="hpu")
+        # torch.tensor(..., device="hpu") ends in lift_fresh.
+        if traits.name == "aten::lift_fresh" and has_card:
             return args[0].untyped_storage()._cdata not in self._memories
         return traits.name == "aten::_to_copy" and not has_card and _names_card(kwargs)
 
     def _copy_from_host(
         self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # A card copies at once, not in the graph: what is copied is there once and for all.
+        # A card copies at once and not in the graph, so every replay has the values of the capture.
         result = func(*args, **kwargs)
         if result.dim() > 0 and result.numel() > 0:
             self._on_host_values(traits.name, result)
@@ -147,6 +150,7 @@ class Recorder(TorchDispatchMode):
             return args
         if source.dim() > 0 and source.numel() > 0:
             self._on_host_values(traits.name, source)
+        # A clone, because the program may change the tensor of the host later.
         return (target, source.clone(), *args[2:])
 
     def _written(
@@ -175,7 +179,7 @@ class Recorder(TorchDispatchMode):
             self._backups[storage._cdata] = (storage, content)
 
     def _template(self, arguments: Any) -> Any:
-        """Returns the arguments with registers for tensors."""
+        """Returns the arguments with registers in the places of tensors."""
         if isinstance(arguments, torch.Tensor):
             return Register(self._register(arguments))
         if type(arguments) in (list, tuple):
@@ -185,7 +189,7 @@ class Recorder(TorchDispatchMode):
         return arguments
 
     def _register(self, tensor: torch.Tensor) -> int:
-        """Returns the register of a tensor that exists."""
+        """Returns the register of a tensor, a new one if the tensor was not met before."""
         key = key_of(tensor)
         if (index := self.registers.get(key)) is not None:
             return index
@@ -208,12 +212,13 @@ class Recorder(TorchDispatchMode):
 
     def _add_constant(self, tensor: torch.Tensor) -> int:
         index = self._new_register(tensor, is_made_here=False)
-        # The memory of now: `parameter.data = other` does not reach a captured graph.
+        # The memory of this moment: a later `parameter.data = other` does not reach a captured
+        # graph on a card either.
         self.constants[index] = tensor.detach()
         return index
 
     def _add_alias(self, tensor: torch.Tensor, memory: _Memory) -> int:
-        """Returns a tensor that came about without an operator, as `x.data` does."""
+        """Adds a tensor that came about without an operator, as `x.data` does."""
         if tensor.dtype != memory.dtype or tensor.is_conj() or tensor.is_neg():
             raise refusals.CaptureError(
                 f"A tensor of {tensor.dtype} shows memory of {memory.dtype} and was not made by an "
@@ -244,9 +249,11 @@ class Recorder(TorchDispatchMode):
         leaves: list[Any],
         written: list[tuple[torch.Tensor, int]],
     ) -> None:
-        if traits.renames:  # as t_ does: another look at the same memory, followed when it is used
+        # Operators such as `t_` change the layout alone. `_register` follows it at its next use.
+        if traits.renames:
             return
-        for tensor, register in written:  # out= may be resized: the same tensor, another shape
+        # A tensor that was given as out= may have been resized, and so have another key now.
+        for tensor, register in written:
             self.registers.setdefault(key_of(tensor), register)
         if traits.is_view and self._are_constant(template, leaves):
             self._add_constants(leaves)
@@ -266,10 +273,13 @@ class Recorder(TorchDispatchMode):
             self.steps.append(Step(func, list(args), kwargs, results, traits.is_collective))
 
     def _are_constant(self, template: Any, leaves: list[Any]) -> bool:
-        """Tells if results are views of memory from before the capture, as a transposed weight."""
+        """Returns whether results are views of memory from before the capture.
+
+        A transposed weight is one.
+        """
         read = Step(None, list(template[0]), template[1], []).reads()
         is_old = all(self.constants[index] is not None for index in read)
-        # In inference mode reshape comes here itself, and its result may be a copy.
+        # In inference mode `reshape` itself is dispatched to here, and its result may be a copy.
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return is_old and all(t.untyped_storage()._cdata in self._memories for t in tensors)
 

@@ -1,4 +1,4 @@
-"""What cannot be part of a captured graph.
+"""Refuses what cannot be part of a captured graph.
 
 Source: the vendor's "Run Inference Using HPU Graphs" (no operators on the CPU, no shapes and no
 flow that depend on values, no updates of views in place, collectives only if they are lazy) and
@@ -20,7 +20,10 @@ COLLECTIVES = ("c10d", "_c10d_functional")
 _WAITS = frozenset(
     {"aten::equal", "aten::is_nonzero", "aten::_local_scalar_dense", "aten::_grouped_mm"}
 )
-"""Beside those that torch tags; the last is composed by the sizes of its groups."""
+"""Operators that wait, beside those that torch tags.
+
+`_grouped_mm` waits for the sizes of its groups, by which it is composed.
+"""
 _INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 _WRITING = frozenset({"aten::index_put_", "aten::_index_put_impl_", "aten::index_put"})
 
@@ -36,14 +39,14 @@ class CaptureError(RuntimeError):
 
 @dataclass(frozen=True)
 class Traits:
-    """What matters of an operator while it is captured."""
+    """What matters about an operator while it is captured."""
 
     name: str
-    """As "aten::add_"."""
+    """The name, as "aten::add_"."""
     written: tuple[tuple[int, str], ...]
-    """The arguments that it writes: position and name."""
+    """Position and name of each argument that it writes."""
     is_view: bool
-    """Whether its result is memory of an argument."""
+    """Whether its result lies in the memory of an argument."""
     is_collective: bool
     """Whether ranks take part together."""
     draws: bool
@@ -51,7 +54,7 @@ class Traits:
     waits: bool
     """Whether the host needs its result, or the shape of its result."""
     renames: bool
-    """Whether it changes what a tensor shows of its memory, and nothing in the memory."""
+    """Whether it changes the layout of a tensor and nothing in its memory."""
 
 
 @functools.cache
@@ -61,7 +64,8 @@ def traits_of(operator: Any) -> Traits:
     tags = operator.tags
     dynamic = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
     arguments = list(enumerate(schema.arguments))
-    is_indexing = schema.name in _INDEXING  # tagged for the sake of masks; see _check_masks
+    # torch tags these because of masks, for which `_check_masks` looks itself.
+    is_indexing = schema.name in _INDEXING
     return Traits(
         name=schema.name,
         written=tuple((i, a.name) for i, a in arguments if a.alias_info and a.alias_info.is_write),
@@ -77,12 +81,12 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
     """Checks that a card could capture the call.
 
     Args:
-        traits: The operator's.
+        traits: The operator's traits.
         args: Its positional arguments.
         has_card: Whether a tensor of the card is among its arguments.
 
     Raises:
-        CaptureError: It could not.
+        CaptureError: It could not capture it.
     """
     if traits.waits and has_card:
         raise CaptureError(
@@ -103,7 +107,7 @@ def check(traits: Traits, args: tuple[Any, ...], has_card: bool) -> None:
 
 
 def _advice() -> str:
-    """Returns what helps with releases of transformers that never ask whether they are captured."""
+    """Returns advice for releases of transformers that never ask whether they are captured."""
     utilities = sys.modules.get("transformers.utils.import_utils")
     is_older = utilities is not None and not hasattr(utilities, "is_cuda_stream_capturing")
     return _FOR_TRANSFORMERS if is_older else ""
@@ -127,6 +131,7 @@ def check_write(traits: Traits, tensor: torch.Tensor, is_view: bool) -> None:
     Raises:
         CaptureError: It does.
     """
+    # A view of the whole tensor may be written: only parts are refused.
     num_bytes = tensor.untyped_storage().nbytes()
     if is_view and not traits.renames and tensor.numel() * tensor.itemsize < num_bytes:
         raise CaptureError(

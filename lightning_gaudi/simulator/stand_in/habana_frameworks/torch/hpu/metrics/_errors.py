@@ -1,4 +1,4 @@
-"""The errors of the metrics, under all the names that they have had."""
+"""Defines the errors of the metrics, under all the names that they have had."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MetricNotFound = MetricNotFoundError
 
 
 class _UnknownValueError(KeyError):
-    """A KeyError, as it is since 1.24; its text is shown as it is."""
+    """A KeyError, as these are since 1.24, but with a text that is shown without quotes."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,4 +1,4 @@
-"""The errors of the metrics, under this release's names."""
+"""Offers the errors of the metrics, under this release's names."""
 
 from ...._missing import missing
 from ._errors import (

@@ -1,4 +1,4 @@
-"""The metrics: differences of the device's counters.
+"""Computes the metrics as differences of the device's counters.
 
 A global metric counts since the process started, a local one within its `with` block.
 """
@@ -29,7 +29,7 @@ class Metric(abc.ABC):
     """A metric over counters that only grow.
 
     Args:
-        is_global: Whether to count since the process started, not since now.
+        is_global: Whether to count since the process started, instead of from now on.
     """
 
     title: str
@@ -54,11 +54,11 @@ class Metric(abc.ABC):
         self._base = self._read()
 
     def start(self) -> None:
-        """Goes on counting after `stop`; what happened in between counts too."""
+        """Goes on counting after `stop`, with what happened in between."""
         self._final = None
 
     def stop(self) -> None:
-        """Counts no more."""
+        """Ends the counting."""
         self._final = self._read()
 
     @abc.abstractmethod
@@ -71,7 +71,7 @@ class Metric(abc.ABC):
 
 
 class _GraphCompilation(Metric):
-    """Graphs compiled, in lazy mode and by torch.compile, in no time: none is really compiled."""
+    """Graphs compiled, in lazy mode and by torch.compile; it takes no time, as none really is."""
 
     title = "graph_compilation"
 
@@ -112,12 +112,12 @@ class _MemoryDefragmentation(Metric):
 
 
 class _DeviceMemory(Metric):
-    """What the vendor's device measured when its context ended; here nothing does."""
+    """What the vendor's device measures when its context ends; here it is always empty."""
 
     title = "device_memory"
 
     def stats(self) -> dict[str, int]:  # type: ignore[override]  # (the vendor's is a dict)
-        """Nothing, as on a card before its context ended."""
+        """Returns nothing, as on a card before its context has ended."""
         return {}
 
     def _read(self) -> Counters:
@@ -128,7 +128,7 @@ class _DeviceMemory(Metric):
 
 
 class _RecipeCache(Metric):
-    """Graphs found, and not found, among the compiled ones; recipes are not told apart."""
+    """Graphs found, and not found, among the compiled ones, without the counts of each recipe."""
 
     title = "recipe_cache"
 
@@ -185,16 +185,17 @@ class _Recompilation(Metric):
         return [("TotalNumber", lazy + compiled), ("Causes", causes)]
 
     def _lazy_causes(self, number: int, num_compilations: int) -> list[str]:
-        """Returns the latest causes, and looks at no more than it keeps, however long the log."""
+        """Returns the latest causes."""
         if not number:
             return []
         end = self._base.get("end_of_log", 0) + num_compilations
+        # Only as many entries are read as are kept, however long the log is.
         first = max(self._base.get("end_of_log", 0), end - MAX_CAUSES)
         return [cause for _, _, cause in C.compilations(first)[: end - first] if cause]
 
 
 class _Simulation(Metric):
-    """That there is no card, and what computes instead; only the simulated HPU has that."""
+    """Says that there is no card, and what computes instead; only the simulated HPU has it."""
 
     title = "simulation"
 
@@ -255,7 +256,7 @@ def metrics_dump(file_name: str | Path, format: str = MetricDumpFormat.json) -> 
 
 
 def metric_debug_reload() -> None:
-    """Counts again from zero, and reads the environment again."""
+    """Starts all metrics from zero, and reads the environment again."""
     global _TYPES, _GLOBAL, _SAVER
     _TYPES = _metric_types()
     _GLOBAL = {name: metric() for name, metric in _TYPES.items()}

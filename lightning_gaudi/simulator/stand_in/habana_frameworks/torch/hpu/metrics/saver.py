@@ -1,4 +1,4 @@
-"""Writing metrics to files, as the environment asks.
+"""Writes metrics to files, as the environment asks.
 
 `PT_HPU_METRICS_FILE` names the file, `PT_HPU_METRICS_FILE_FORMAT` is json or text, and
 `PT_HPU_METRICS_DUMP_TRIGGERS` lists occasions: process_exit, mark_step, metric_change, user. Since
@@ -44,7 +44,7 @@ class Saver:
     """Writes metrics into one file, opened when the first is written.
 
     Args:
-        metrics: What to write.
+        metrics: The metrics to write.
         path: The file; None writes nothing.
         format: The file's format.
         triggers: The occasions.
@@ -91,21 +91,22 @@ class Saver:
         saver.close()
 
     def on_mark_step(self) -> None:
-        """Writes what is to be written at a mark_step."""
+        """Writes the metrics that the triggers ask for at a mark_step."""
         if self._triggers and release().number < 122:
             self._write_all(MetricDumpTrigger.mark_step)
             self._write_changed()
 
     def close(self) -> None:
-        """Completes the file."""
+        """Completes and closes the file."""
         if self._file is not None:
             self._file.write("]\n" if self._format is MetricDumpFormat.json else "")
             self._file.close()
             self._file = None
 
     def at_exit(self) -> None:
-        """Writes what is to be written at the end of the process, and completes the file."""
-        # A launcher imports torch too; only a process that used the device writes.
+        """Writes the metrics that the triggers ask for at the end, and completes the file."""
+        # A launcher imports torch, too, but only a process that has used the device is to write; a
+        # fork has inherited the handler.
         if os.getpid() == self._pid and (self.is_enabled or _device_was_used()):
             self._write_changed()
             self._write_all(MetricDumpTrigger.process_exit)

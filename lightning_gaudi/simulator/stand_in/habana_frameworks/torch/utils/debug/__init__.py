@@ -1,4 +1,4 @@
-"""Debugging hooks that training code calls; most of the vendor's need its graph compiler."""
+"""Offers debugging hooks that training code calls; most others need the vendor's compiler."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = Logger("PT_BRIDGE")
 
 
 def _get_fallback_op_count() -> dict[str, int]:
-    """Operations that the device sent to the CPU: name to count."""
+    """Returns how often the device sent each operation to the CPU."""
     return dict(C.fallback_stats())
 
 
 def _set_module_name(name: str = "") -> None:
-    """Name the module that runs, for graph dumps; the simulator writes none."""
+    """Does nothing; on a card it names the module that runs, for dumps of graphs."""
 
 
 def _is_enabled_lazy_collectives() -> bool:
@@ -33,7 +33,7 @@ def _is_enabled_weight_permute_pass() -> bool:
 
 
 def _is_enabled_synapse_layout_handling() -> bool:
-    """Returns whether the compiler chooses the order of dimensions; it does not show in results."""
+    """Returns whether the compiler chooses the order of dimensions, which no result shows."""
     return True
 
 
@@ -58,7 +58,7 @@ def _mem_log(msg: str) -> bool:
 
 
 def get_tensor_info(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Gives the address and the bytes of a tensor's memory; None for one that is not on the HPU."""
+    """Returns address and bytes of a tensor's memory; None for one that is not on the HPU."""
     if tensor.device.type != "hpu":
         return None
     storage = tensor.untyped_storage()
@@ -66,7 +66,7 @@ def get_tensor_info(tensor: torch.Tensor) -> tuple[int, int] | None:
 
 
 def clear_dynamic_bucket_recipe_info() -> None:
-    """Forgets the ranges of sizes that recipes were made for: none are."""
+    """Does nothing: no recipes were made for ranges of sizes."""
 
 
 def get_permute_cache_size() -> int:
@@ -75,16 +75,16 @@ def get_permute_cache_size() -> int:
 
 
 def is_permute_cache_empty() -> bool:
-    """Returns whether none are."""
+    """Returns whether no weight is stored in another order: always."""
     return True
 
 
 def flush_permute_cache() -> None:
-    """Forgets those that are."""
+    """Does nothing: no weight is stored in another order of dimensions."""
 
 
 def _switch(flag: bool) -> None:
-    """Switches a pass of the graph compiler: operations run one by one, so nothing changes."""
+    """Does nothing: operations run one by one, without the compiler whose pass this switches."""
 
 
 _enable_bn_param_recalculation = _switch

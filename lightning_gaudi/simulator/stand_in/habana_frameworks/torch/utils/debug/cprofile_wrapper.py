@@ -1,4 +1,4 @@
-"""Profiling the calls of a function with cProfile."""
+"""Profiles the calls of a function with cProfile."""
 
 from __future__ import annotations
 

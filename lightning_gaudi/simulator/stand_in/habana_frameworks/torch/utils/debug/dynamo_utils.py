@@ -1,4 +1,4 @@
-"""Which operations `torch.compile(backend="hpu_backend")` puts into graphs, to test a model by."""
+"""Counts the operations that `torch.compile(backend="hpu_backend")` puts into graphs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class FxGraphAnalyzer:
     """Counts the operations of each graph that is compiled within a `with` block.
 
     Args:
-        reset_dynamo: Whether to forget what was compiled before.
+        reset_dynamo: Whether to forget the graphs that were compiled before.
         capture_non_hpu_output: Whether operations count whose results are not on the HPU.
     """
 
     @dataclass
     class OpCount:
-        """How often an operation was in a graph, and how often it was left to eager mode."""
+        """The number of times an operation was in a graph, and was left to eager mode."""
 
         graph_count: int = 0
         eager_count: int = 0
 
     registered_contexts: ClassVar[dict[int, FxGraphAnalyzer]] = {}
-    """Those that count now."""
+    """The analyzers that count at present."""
 
     def __init__(self, reset_dynamo: bool = False, capture_non_hpu_output: bool = False) -> None:
         self.reset_dynamo = reset_dynamo
@@ -69,7 +69,7 @@ class FxGraphAnalyzer:
 
 
 def count_graph(graph_module: torch.fx.GraphModule) -> None:
-    """Tells everybody who counts of a graph that is compiled."""
+    """Has all analyzers count a graph that is compiled."""
     for analyzer in FxGraphAnalyzer.registered_contexts.values():
         analyzer.count_ops(graph_module.graph.nodes)
 

@@ -1,4 +1,4 @@
-"""Logging of the vendor's package, by Python's `logging` under the name "habana_frameworks"."""
+"""Logs for the vendor's package, by Python's `logging` under the name "habana_frameworks"."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class LogLevel(enum.Enum):
     CRITICAL = logging.CRITICAL
 
 
-_LEVELS = LogLevel  # the name above is not in every release
+# `missing` takes `LogLevel` out of this module in releases that do not have it.
+_LEVELS = LogLevel
 
 
 def format_args(args: Sequence[object]) -> str:
-    """Returns the text of a message: a format string with its arguments, or values with commas."""
+    """Returns the text of a message, given as a format string and arguments, or as values."""
     if not args or not isinstance(args[0], str):
         return ", ".join(map(str, args))
     text, values = args[0], args[1:]
@@ -40,7 +41,7 @@ def format_args(args: Sequence[object]) -> str:
 
 
 class Logger:
-    """Logs under a title, and keeps messages if it is told to.
+    """Logs under a title, and keeps messages if that is switched on.
 
     Args:
         type: The title.
@@ -86,7 +87,7 @@ class Logger:
         self.log(_LEVELS.CRITICAL, args)
 
     def set_store_data(self, enable: bool) -> None:
-        """Keeps messages in `data` from now on, or no more; those kept so far go."""
+        """Switches keeping messages in `data` on or off, and drops those kept so far."""
         self.store_data = enable
         self.data = []
 
@@ -97,7 +98,7 @@ class Logger:
 
 
 def get_log_level(logger_level: str) -> LogLevel:
-    """Returns the level of a name.
+    """Returns the level with a name.
 
     Raises:
         ValueError: There is none of that name.
@@ -112,12 +113,12 @@ def get_log_level(logger_level: str) -> LogLevel:
 
 
 def enable_logging(logger_name: str, logger_level: str) -> None:
-    """Logs messages of a level and above; there is one logger, whatever the name."""
+    """Logs messages of a level and above, by the one logger, whatever the name."""
     _log.setLevel(get_log_level(logger_level).value)
 
 
 def refresh_logging_folder_path() -> None:
-    """Reads `HABANA_LOGS` again: nothing is logged there."""
+    """Does nothing: nothing is logged to the folder of `HABANA_LOGS`."""
 
 
 def is_log_python_enabled(log_level: LogLevel) -> bool:

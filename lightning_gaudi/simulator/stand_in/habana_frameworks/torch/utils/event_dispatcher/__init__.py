@@ -1,4 +1,4 @@
-"""Being told what the device does: graphs compiled and found again, steps, fallbacks.
+"""Publishes what the device does: graphs compiled and found again, steps, fallbacks.
 
 Source: Intel Gaudi PyTorch bridge 1.24.0, `utils/event_dispatcher/csrc/bindings.cpp`; the order of
 calls that `process` belongs to is that of `hpu/metrics/metrics.py` there.
@@ -19,13 +19,13 @@ __all__ = ["EventDispatcher", "EventId"]
 
 
 class EventDispatcher:
-    """Where events are subscribed to and published; there is one, `instance()`."""
+    """Takes subscriptions to events and publishes events; there is one, `instance()`."""
 
     _instance: EventDispatcher | None = None
 
     @staticmethod
     def instance() -> EventDispatcher:
-        """Returns the one of this process."""
+        """Returns the dispatcher of this process."""
         if EventDispatcher._instance is None:
             EventDispatcher._instance = EventDispatcher()
         return EventDispatcher._instance
@@ -59,12 +59,12 @@ class EventDispatcher:
         _events.unsubscribe(handle)
 
     def publish(self, topic: EventId, params: Params, timestamp: datetime | None = None) -> None:
-        """Tells everybody of an event, such as a CUSTOM_EVENT of the program's own.
+        """Publishes an event, such as a CUSTOM_EVENT of the program's own.
 
         Args:
-            topic: What happened.
-            params: Pairs of strings.
-            timestamp: When; now by default. Later releases than 1.20 take none.
+            topic: The kind of the event.
+            params: Its parameters, as pairs of strings.
+            timestamp: Its time, now by default. Later releases than 1.20 take none.
         """
         _events.publish(topic, params, timestamp)
 

@@ -1,4 +1,4 @@
-"""Device type and precision queries, and tools that find changing shapes."""
+"""Offers queries of device type and precision, and tools that find changing shapes."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def _compute_stream() -> int:
 
 
 def _is_fp16_supported() -> bool:
-    """Returns whether the card computes in half precision: every generation but the first.
+    """Returns whether the card computes in half precision, which all but the first Gaudi do.
 
-    The vendor's says yes since 1.22, which drops the first.
+    The vendor's always says yes since 1.22, which does not support the first Gaudi any more.
     """
     return _get_device_type() != synDeviceType.synDeviceGaudi
 
@@ -64,11 +64,11 @@ def _get_scale_attribute_hash_id() -> int:
 
 
 def _reset_device_memory() -> None:
-    """Gives cached memory back to the driver; none is cached."""
+    """Does nothing: no memory is cached that could be given back to the driver."""
 
 
 def _set_profiler_tracer_memory(device_id: int) -> None:
-    """Traces memory in the profiler; the simulated HPU has no profiler."""
+    """Does nothing: the simulated HPU has no profiler that could trace memory."""
 
 
 __getattr__ = missing(__name__)

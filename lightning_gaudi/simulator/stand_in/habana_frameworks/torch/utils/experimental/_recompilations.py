@@ -1,4 +1,4 @@
-"""What modules did that are watched for recompilations, and the report of it."""
+"""Logs and reports what modules did that are watched for recompilations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Log:
         self.step = 0
 
     def add_module(self, name: str, module: torch.nn.Module) -> None:
-        """Notes a module under its path, with its class and the file of that."""
+        """Notes a module under its path, with its class and the file of the class."""
         kind = type(module)
         source = inspect.getmodule(kind)
         file = getattr(source, "__file__", None) or kind.__module__
@@ -71,8 +71,8 @@ def report(log: Log, stem: str | Path) -> None:
     """Prints which modules recompiled in which step, and how often; writes both as CSV.
 
     Args:
-        log: What was noted.
-        stem: Where to write: its name with `_1.csv` and `_2.csv` added.
+        log: The log of the watched modules.
+        stem: The beginning of the files' names, to which `_1.csv` and `_2.csv` are added.
 
     Raises:
         RuntimeError: Nothing ran.
@@ -103,7 +103,7 @@ def report(log: Log, stem: str | Path) -> None:
 
 
 def _comment(call: Call, dynamic: set[str]) -> str:
-    """Tells why the module may have recompiled; `dynamic` names those for a known input."""
+    """Returns why a module may have recompiled; `dynamic` has those that did for a known input."""
     if call.has_new_input:
         return "new input"
     output = "new" if call.has_new_output else "known"

@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Draws tables as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], max_width: in
 
 
 def _widths(cells: list[list[str]], available: int) -> list[int]:
-    """Characters for each column: what its cells need, or as much as the widest may have."""
+    """Returns the width of each column: what its cells need, up to what the widest may have."""
     needed = [max(map(len, column)) for column in zip(*cells, strict=True)]
     limit = max(needed)
     while limit > 1 and sum(min(width, limit) for width in needed) > available:

@@ -1,4 +1,4 @@
-"""Which shapes a loader's batches have, and batches of one shape."""
+"""Counts the shapes of a loader's batches, and picks batches of one shape."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ...._missing import missing
 from ._table import table
 
 _MAX_WIDTH = 120
-# More shapes than this are called so.
+# A loader with more shapes than the number has such a degree.
 _DEGREES = ((20, "a lot of"), (5, "some"), (1, "a little"), (0, "no"))
 
 
 def get_shape(item: object) -> Hashable:
-    """Returns the shapes in a batch, as something that a dict can have as key.
+    """Returns the shapes in a batch, as something that can be a dict's key.
 
     Args:
         item: A tensor; a list, tuple or dict of items; or anything that has a hash.
@@ -91,8 +91,8 @@ def print_result(hist: dict[Hashable, int]) -> None:
 def const_shape_dataloader(dl: Iterable[Any], maxlen: int) -> DataLoader[Any]:
     """Takes batches of one shape out of a loader, to see a model without dynamic input.
 
-    It is the shape of which the loader first has more than `maxlen` batches, else its most frequent
-    one. The batches are kept in memory.
+    That shape is the one of which the loader first has more than `maxlen` batches, else its most
+    frequent one. The batches are kept in memory.
 
     Args:
         dl: A DataLoader.

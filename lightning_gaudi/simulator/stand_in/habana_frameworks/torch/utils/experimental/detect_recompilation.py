@@ -1,4 +1,4 @@
-"""Finding the modules of a model that recompile."""
+"""Finds the modules of a model that recompile."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def detect_recompilation_auto_model(
 def _watch(module: torch.nn.Module, name: str, log: Log) -> None:
     owner = getattr(module, _FIELD, None)
     if owner is log:
-        return  # Used in several places, and watched where it came first.
+        # A module that is used in several places is watched where it came first.
+        return
     if owner is not None:
         raise AssertionError(
             f"detect_recompilation_auto_model: {name} is watched already. Watch a model once."
@@ -85,7 +86,7 @@ def _watch(module: torch.nn.Module, name: str, log: Log) -> None:
 
 
 def _watched(forward: Callable[..., Any], name: str, log: Log) -> Callable[..., Any]:
-    """`forward` as a graph of its own, noted in the log."""
+    """Returns `forward` as a graph of its own that is noted in the log."""
     inputs: set[Hashable] = set()
     outputs: set[Hashable] = set()
     is_whole = len(log.origins) == 1

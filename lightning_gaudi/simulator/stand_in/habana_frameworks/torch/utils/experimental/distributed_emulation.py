@@ -1,7 +1,7 @@
-"""Running one rank of many without the others, as the vendor's package can.
+"""Refuses to run one rank of many without the others, as the vendor's package can.
 
-Its collectives then do nothing, so that results mean nothing; what is measured is speed. Here there
-is none to measure, and start as many processes as there are ranks.
+There collectives then do nothing, so results mean nothing and only speed is measured. Here there is
+no speed to measure; start a process for each rank instead.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _VARIABLE = "PT_HPU_EMULATE_DISTRIBUTED"
 
 
 def is_distributed_emulation_enabled() -> bool:
-    """Returns whether the environment asks for it."""
+    """Returns whether the environment asks for the emulation."""
     return os.environ.get(_VARIABLE, "").lower() in ("true", "1")
 
 
 def distributed_emulation_apply_if_enabled() -> None:
-    """Refuses it, if the environment asks for it.
+    """Refuses the emulation, if the environment asks for it.
 
     Raises:
-        NotSimulatedError: It does.
+        NotSimulatedError: The environment asks for it.
     """
     if is_distributed_emulation_enabled():
         raise not_simulated(
