@@ -1,4 +1,4 @@
-"""The CTC loss by one operator.
+"""Computes the CTC loss by one operator.
 
 T input tokens, N batch, C classes, S target tokens.
 """
@@ -14,9 +14,10 @@ from ...._missing import missing
 
 
 class CTCLoss(torch.autograd.Function):
-    """torch.nn.functional.ctc_loss; call `apply`, which takes positional arguments only.
+    """The CTC loss by `apply`, with torch.nn.functional.ctc_loss's arguments by position.
 
-    The CPU's kernel waits for the lengths; a card does not, so one host sync a pass is not its.
+    One host sync is counted for each pass that a card has not: the CPU's kernel waits for the
+    lengths.
 
     Source: Gaudi PyTorch bridge 1.19 and of 2025 (commit f186e3d), hpex.kernels.CTCLoss.
     """

@@ -1,4 +1,4 @@
-"""An approximate softmax."""
+"""Computes the softmax that a card approximates."""
 
 from __future__ import annotations
 

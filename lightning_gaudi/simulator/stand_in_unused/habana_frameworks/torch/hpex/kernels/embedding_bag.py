@@ -1,4 +1,4 @@
-"""Sums of embeddings, in the form in which a card's kernel takes them."""
+"""Refuses sums of embeddings in the form in which a card's kernel takes them."""
 
 from __future__ import annotations
 

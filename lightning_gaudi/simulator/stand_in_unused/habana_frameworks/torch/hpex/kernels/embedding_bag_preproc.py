@@ -1,4 +1,4 @@
-"""Sorted indices for the sums of embeddings of a card's kernel."""
+"""Refuses to sort indices for a card's sums of embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of the FBGEMM library for embeddings of sparse features.
+"""Implements functions of the FBGEMM library for embeddings of sparse features.
 
 F features or tables, B batch, W weights' dim.
 
@@ -69,7 +69,7 @@ def permute_2D_sparse_data(  # noqa: N802 (the vendor's name)
 
 
 def _positions(lengths: torch.Tensor, permute: torch.Tensor) -> torch.Tensor:
-    """Tells where the elements of segments of such lengths are, in the order of `permute`."""
+    """Returns the positions of all elements of segments of these lengths, ordered by `permute`."""
     ends = lengths.long().cumsum(0)
     order = permute.long()
     counts = lengths.long()[order]
@@ -116,7 +116,7 @@ def bounds_check_indices(
     warning: torch.Tensor,
     weights: torch.Tensor | None,
 ) -> None:
-    """Sets indices that no table has to 0, in place; offsets are checked, not mended.
+    """Sets indices that no table has to 0, in place; offsets are only checked.
 
     Args:
         rows_per_table: How many rows each table has, of shape (F,).

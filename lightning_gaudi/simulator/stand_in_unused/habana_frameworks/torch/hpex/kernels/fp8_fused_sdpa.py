@@ -1,4 +1,4 @@
-"""Scaled dot product attention of fp8 tensors by one operator.
+"""Computes scaled dot product attention of fp8 tensors by one operator.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 """
@@ -60,7 +60,7 @@ def fp8_sdpa_fwd_wrapper(
     window_size: tuple[int, int] = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Attends; the forward pass of `Fp8FusedSDPA`, which takes these after `ctx`.
+    """Computes attention, as the forward pass of `Fp8FusedSDPA`, which takes all but `ctx`.
 
     Args:
         ctx: Keeps what the backward pass needs.
@@ -130,7 +130,7 @@ def fp8_sdpa_fwd_wrapper(
 def fp8_sdpa_bwd_wrapper(
     ctx: Any, dout: torch.Tensor, *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """Returns the gradients of inputs in bf16, given the output's.
+    """Returns the gradients of inputs in bf16, given the output's gradient.
 
     Raises:
         ValueError: The inputs were fp8, whose gradients need scales of their own.
@@ -149,7 +149,7 @@ def fp8_sdpa_bwd_wrapper(
 
 
 class Fp8FusedSDPA(torch.autograd.Function):
-    """fp8 attention; call `fp8_fused_sdpa`."""
+    """Attention in fp8, which `fp8_fused_sdpa` calls."""
 
     forward = staticmethod(fp8_sdpa_fwd_wrapper)
     backward = staticmethod(fp8_sdpa_bwd_wrapper)
@@ -179,7 +179,7 @@ def fp8_fused_sdpa(
     window_size: tuple[int, int] = (-1, -1),
     sink: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Attention of fp8 tensors; arguments and results are those of `fp8_sdpa_fwd_wrapper`."""
+    """Computes attention of fp8 tensors, as `fp8_sdpa_fwd_wrapper` describes it."""
     return Fp8FusedSDPA.apply(
         q, k, v, attn_mask, dropout_p, is_causal, scale, softmax_mode, d_scale_q, d_scale_k,
         d_scale_v, q_scale_s, q_scale_o, d_scale_s, is_amax_s, is_amax_o, valid_seq_len,

@@ -1,4 +1,4 @@
-"""Mixtures of experts in fp8."""
+"""Refuses mixtures of experts in fp8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention composed of operators, head by head.
+"""Computes attention that is composed of operators.
 
 B batch, H heads, T tokens, D head dim.
 """
@@ -33,7 +33,7 @@ class _Attention:
         is_causal: bool = False,
         with_slice: bool = False,
     ) -> torch.Tensor:
-        """Attend, with scores scaled by 1 / sqrt(D).
+        """Computes attention, with scores scaled by 1 / sqrt(D).
 
         Args:
             ctx: Keeps what the backward pass needs.
@@ -64,7 +64,7 @@ class _Attention:
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Returns the gradients of queries, keys and values; computes probabilities again."""
+        """Returns the gradients of queries, keys and values, with the probabilities recomputed."""
         q, k, v, inverse_sum, largest = ctx.saved_tensors
         scale = 1 / math.sqrt(q.size(-1))
         scores = torch.matmul(q, k.transpose(-2, -1))

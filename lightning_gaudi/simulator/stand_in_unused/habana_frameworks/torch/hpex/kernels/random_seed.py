@@ -1,4 +1,4 @@
-"""The seed of a card's own generator."""
+"""Refuses to seed a card's own generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings by one operator.
+"""Applies rotary position embeddings by one operator.
 
 B batch, H heads, T tokens, D head dim.
 

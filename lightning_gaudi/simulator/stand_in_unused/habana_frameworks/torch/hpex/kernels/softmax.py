@@ -1,4 +1,4 @@
-"""Softmax of rows of different lengths by one operator."""
+"""Computes the softmax of rows of different lengths by one operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moving averages of a model's weights."""
+"""Offers moving averages of a model's weights."""
 
 from ...._aliases import alias_modules
 from ...._missing import missing

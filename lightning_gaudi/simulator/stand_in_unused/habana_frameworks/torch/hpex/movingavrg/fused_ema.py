@@ -1,4 +1,4 @@
-"""The moving average of a model by one operator."""
+"""Updates the moving average of a model by one operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RAMP = 2000
 
 
 class FusedEMA:
-    """A model's copy whose weights and buffers follow it, slowly.
+    """A copy of a model, whose weights and buffers follow it slowly.
 
     Update t takes `ema = d * ema + (1 - d) * value` for every entry of the state_dict, with
     `d = decay * (1 - exp(-t / 2000))`: the first updates follow fast.

@@ -1,4 +1,4 @@
-"""Clipping by the global norm, and root-mean-square normalization."""
+"""Offers clipping by the global norm, and root-mean-square normalization."""
 
 from ...._aliases import alias_modules
 from ...._missing import missing

@@ -1,4 +1,4 @@
-"""Clipping by the global norm by one operator."""
+"""Clips gradients by their global norm, by one operator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FusedClipNorm:
         gradients = [p.grad for p in parameters if p.grad is not None]
         if not gradients:
             return torch.tensor(0.0)
-        # From the host, as the vendor's does (1.19.0).
+        # Made on the host and copied, as the vendor's does (1.19.0): the copy is counted.
         result = torch.zeros(1, dtype=self.dtype).to("hpu")
         with torch.no_grad():
             norm = torch.ops.hpu.fused_clip_norm(

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization by one operator."""
+"""Normalizes by the root mean square, by one operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adagrad by one kernel a group, in lazy mode."""
+"""Implements Adagrad by one kernel a group, in lazy mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...utils.internal import is_lazy
 from ._groups import check_groups, check_range, on_device, with_gradients
 
 _FP32 = 1e-6
-"""How exactly the tensor `lr_t` holds a rate, relative to it."""
+"""The relative precision with which the tensor `lr_t` holds a rate."""
 
 
 class FusedAdagrad(torch.optim.Optimizer):
@@ -112,7 +112,7 @@ class FusedAdagrad(torch.optim.Optimizer):
             )
 
     def _watch_rates(self, rates: list[float]) -> None:
-        """Takes the rates that count for the groups."""
+        """Remembers the rates that count for the groups."""
         self._rates = rates
         self._has_warned = False
 

@@ -1,4 +1,4 @@
-"""LARS: a learning rate for every weight, around another optimizer."""
+"""Implements LARS, which gives every weight a learning rate, around another optimizer."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ class FusedLars(torch.optim.Optimizer):
 
         In lazy mode every group is a graph of its own, and the host waits once for each.
         """
+        # Weight decay is in the step already: the wrapped optimizer must not apply it again.
         groups = self.optim.param_groups
         decays = [group.get("weight_decay", 0) for group in groups]
         try:
@@ -105,7 +106,7 @@ class FusedLars(torch.optim.Optimizer):
         _mark_step_if_lazy()
         learning_rate = on_device(group["lr"], torch.float32, rows[0][1].device)
         if is_lazy():
-            # The vendor's lazy kernel takes a number, and so waits for it.
+            # The vendor's lazy kernel takes a number, and so waits for it: that is counted.
             learning_rate.item()
         torch.ops.hpu.optimizer_lars(
             [p.data for p, _ in rows],

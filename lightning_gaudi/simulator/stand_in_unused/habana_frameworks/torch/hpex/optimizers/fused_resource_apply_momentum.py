@@ -1,4 +1,4 @@
-"""TensorFlow's momentum by one operator a group."""
+"""Implements TensorFlow's momentum by one operator a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent by one operator a group."""
+"""Implements stochastic gradient descent by one operator a group."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FusedSGD(GroupOptimizer):
             )
         super().__init__(params, defaults | {"nesterov": nesterov})
         check_groups(self)
-        # Never counted: for the kernel each step is one after the first.
+        # It stays 0, as the vendor's does, so that to the kernel no step is the first.
         self.step_t = on_device([0], torch.int32)
         _mark_step_if_lazy()
 

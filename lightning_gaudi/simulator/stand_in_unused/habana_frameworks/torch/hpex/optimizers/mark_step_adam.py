@@ -1,4 +1,4 @@
-"""torch's Adam, in lazy mode in graphs of its own."""
+"""Runs torch's Adam in graphs of its own, in lazy mode."""
 
 from __future__ import annotations
 

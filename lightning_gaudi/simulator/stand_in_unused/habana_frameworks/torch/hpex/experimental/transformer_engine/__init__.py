@@ -1,4 +1,4 @@
-"""Modules whose matrix products are in fp8, with a scale for each tensor.
+"""Offers modules whose matrix products are in fp8, with a scale for each tensor.
 
 Source: the Gaudi PyTorch bridge re-exports the package intel_transformer_engine here (1.19 and
 1.24.0), whose sources are not public. What is here follows the sources that the bridge had before

@@ -1,4 +1,4 @@
-"""Tables of scales: made, measured into, computed anew, kept."""
+"""Makes tables of scales, and updates, saves and restores them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def tables_of(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...]) -> li
 
 
 def kinds_in(fp8_meta: dict[str, Any]) -> tuple[MetaTensorType, ...]:
-    """Returns which tables the module has."""
+    """Returns the kinds of tables that the module has."""
     return tuple(kind for kind in MetaTensorType if key_of(kind) in fp8_meta)
 
 
 def kinds_for(recipe: DelayedScaling) -> tuple[MetaTensorType, ...]:
-    """Returns which tables a recipe needs."""
+    """Returns the kinds of tables that a recipe needs."""
     hybrid = (MetaTensorType.HYBRID,) if recipe.fp8_format is Format.HYBRID else ()
     return (MetaTensorType.FORWARD, *hybrid, MetaTensorType.BACKWARD)
 
 
 def prepare(fp8_meta: dict[str, Any], recipe: DelayedScaling) -> None:
-    """Makes the tables that a recipe needs, or gives those that exist its length of history."""
+    """Makes the tables that a recipe needs, or changes the history's length of existing ones."""
     for kind in MetaTensorType:
         key = key_of(kind)
         if kind not in kinds_for(recipe):
@@ -70,11 +70,9 @@ def _resize(table: FP8TensorMeta, num_rows: int) -> None:
 
 
 def update(fp8_meta: dict[str, Any], forward: bool, with_scales: bool) -> None:
-    """Takes the measurements of the step before into the scales, and goes on to the next row.
-
-    Every module shares its measurements with the group by itself; on a card all modules' go
-    together, which gives the same numbers by fewer collectives.
-    """
+    """Computes scales from the measurements of the step before, and goes on to the next row."""
+    # Each module shares its measurements with the group by itself. On a card those of all modules
+    # go together, which gives the same numbers by fewer collectives.
     recipe: DelayedScaling = fp8_meta["recipe"]
     kinds = FORWARD if forward else (MetaTensorType.BACKWARD,)
     present = None
@@ -94,7 +92,11 @@ def update(fp8_meta: dict[str, Any], forward: bool, with_scales: bool) -> None:
 
 
 def _shared(table: FP8TensorMeta, group: Any, present: torch.Tensor | None) -> torch.Tensor:
-    """Writes the largest of all ranks' measurements; both forward tables measured the same."""
+    """Writes the largest measurements of all ranks into a table, and returns them.
+
+    Both tables of the forward pass have measured the same, so the second one takes those of the
+    first.
+    """
     row = table.amax_history_index.long()
     if present is None:
         present = table.amax_history.index_select(0, row)
@@ -118,7 +120,7 @@ def _amax(history: torch.Tensor, recipe: DelayedScaling) -> torch.Tensor:
 
 
 def snapshot(fp8_meta: dict[str, Any], kinds: tuple[MetaTensorType, ...]) -> list[Any]:
-    """Copies of the tensors of the tables of these kinds."""
+    """Returns copies of the tensors of the tables of these kinds."""
     tables = tables_of(fp8_meta, kinds)
     return [[getattr(table, name).clone() for name in NAMES] for table in tables]
 

@@ -1,4 +1,4 @@
-"""Names of kinds of things."""
+"""Names the type of process groups, and the ways to split a linear layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts and products with scales from a module's tables."""
+"""Casts and multiplies with scales from a module's tables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cast_to_fp8_hybrid(
     fp8_tensor: int,
     measure_amax: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds to both formats with a tensor's two scales; arguments as `cast_to_fp8`.
+    """Rounds to both formats with a tensor's two scales; see `cast_to_fp8` for the arguments.
 
     Returns:
         In e5m2 and in e4m3.
@@ -66,7 +66,7 @@ def cast_to_fp8_hybrid(
 def cast_from_fp8(
     inp: torch.Tensor, fp8_meta_tensor: FP8TensorMeta, fp8_tensor: int, otype: torch.dtype
 ) -> torch.Tensor:
-    """Returns what an fp8 tensor means, in fp32 or bf16."""
+    """Returns in fp32 or bf16 the numbers that an fp8 tensor and its scale stand for."""
     return torch.ops.hpu.cast_from_fp8(inp, fp8_meta_tensor.scale_inv[fp8_tensor], otype)
 
 
@@ -85,7 +85,7 @@ def fp8_gemm(
     transa: bool = True,
     transb: bool = False,
 ) -> torch.Tensor:
-    """`B @ A.T` of fp8 matrices: `A` is the weight.
+    """Returns `B @ A.T` of fp8 matrices, where `A` is the weight.
 
     Args:
         A: Shape (N, K), or (K, N) without `transa`.

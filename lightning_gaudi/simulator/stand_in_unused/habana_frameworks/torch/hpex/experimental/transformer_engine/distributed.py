@@ -1,4 +1,4 @@
-"""Activation checkpointing of modules in fp8."""
+"""Implements activation checkpointing of modules in fp8."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .constants import dist_group_type
 
 
 class _Recompute:
-    """Whether modules are told that they are called twice."""
+    """Holds whether modules are called twice."""
 
     is_enabled = False
 
@@ -22,8 +22,8 @@ class _Recompute:
 def activation_checkpointing() -> Iterator[None]:
     """Tells modules that they are called without gradients first, and with them in the backward.
 
-    Inside of the function that `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)` runs.
-    Modules then round with the same scales in both passes, and measure in the first.
+    It belongs inside the function that `torch.utils.checkpoint.checkpoint(..., use_reentrant=True)`
+    runs. Modules then round with the same scales in both passes, and measure in the first.
     """
     before, _Recompute.is_enabled = _Recompute.is_enabled, True
     try:

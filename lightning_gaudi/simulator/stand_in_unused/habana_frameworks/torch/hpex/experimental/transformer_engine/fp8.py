@@ -1,4 +1,4 @@
-"""Whether modules compute in fp8, and by which recipe."""
+"""Holds whether modules compute in fp8, and by which recipe."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class MetaTensorType(Enum):
     """The tables of a module's scales."""
 
     FORWARD = 0
-    """Of the forward pass."""
+    """The table of the forward pass."""
     HYBRID = 1
-    """Of the forward pass's tensors as the backward pass sees them: under HYBRID, in e5m2."""
+    """The table of the forward pass's tensors as the backward pass sees them: in e5m2 (HYBRID)."""
     BACKWARD = 2
-    """Of the backward pass."""
+    """The table of the backward pass."""
 
 
 _SUFFIXES = {
@@ -77,7 +77,7 @@ def get_fp8_te_sr(fp8_recipe: DelayedScaling, fprop_tensor: bool = True) -> bool
 
 
 class FP8GlobalStateManager:
-    """What holds for all modules of the process; all of it is on the class."""
+    """The state that all modules of the process share, as attributes of the class."""
 
     FP8_ENABLED: ClassVar[bool] = False
     FP8_RECIPE: ClassVar[DelayedScaling | None] = None
@@ -110,7 +110,7 @@ class FP8GlobalStateManager:
 
     @classmethod
     def is_first_fp8_module(cls) -> bool:
-        """True for the first call in an `fp8_autocast`."""
+        """Returns whether this is the first call in an `fp8_autocast`."""
         first, cls.IS_FIRST_FP8_MODULE = cls.IS_FIRST_FP8_MODULE, False
         return first
 
@@ -207,12 +207,12 @@ class FP8GlobalStateManager:
 
     @classmethod
     def reset_global_state(cls) -> None:
-        """Begins to count anew."""
+        """Sets the count of outermost `fp8_autocast` to zero."""
         cls.set_fp8_autocast_counter(0)
 
     @staticmethod
     def get_key_suffix(t: MetaTensorType) -> str:
-        """fwd, hybrid or bwd."""
+        """Returns the suffix of a table's key: fwd, hybrid or bwd."""
         return _SUFFIXES[t]
 
     @staticmethod
@@ -246,7 +246,7 @@ class FP8GlobalStateManager:
     def reduce_tensor_across_group_op_max(
         tensor: torch.Tensor, group: dist_group_type | None
     ) -> None:
-        """Takes the maximum over the ranks of a group, in place; one process is its own."""
+        """Takes the maximum over the ranks of a group, in place, if there are several."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group)
 

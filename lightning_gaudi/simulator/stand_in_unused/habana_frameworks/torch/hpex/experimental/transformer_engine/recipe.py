@@ -1,4 +1,4 @@
-"""How scales of fp8 tensors are chosen."""
+"""Defines how scales of fp8 tensors are chosen."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NO_OVERRIDE = _OverrideLinearPrecision()
 
 @dataclass
 class DelayedScaling:
-    """Scales from the largest absolute values of steps before.
+    """Computes scales from the largest absolute values of steps before.
 
     A tensor's scale is `2 ** (floor(log2(largest number / amax)) - margin)`.
 

@@ -1,4 +1,4 @@
-"""Places of tensors in tables of scales, and small helpers."""
+"""Defines the places of tensors in tables of scales, and small helpers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def init_method_normal(sigma: float) -> Init:
 
 
 def scaled_init_method_normal(sigma: float, num_layers: int) -> Init:
-    """`init_method_normal` for the layers that end residual branches."""
+    """Returns `init_method_normal` for the layers that end residual branches."""
     return init_method_normal(sigma / math.sqrt(2.0 * num_layers))
 
 

@@ -1,4 +1,4 @@
-"""Optimizers for torch.distributed.optim, which are given their gradients."""
+"""Offers optimizers for torch.distributed.optim, which hands them their gradients."""
 
 from ....._aliases import alias_modules
 from ....._missing import missing

@@ -1,4 +1,4 @@
-"""AdamW by one operator, of gradients that it is given."""
+"""Implements AdamW by one operator, with gradients that are handed to it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FusedAdamW:
         self.param_group = {"params": params}
 
     def step_param(self, param: torch.Tensor, grad: torch.Tensor | None) -> NoReturn:
-        """Not supported, neither there nor here.
+        """Raises, as the vendor's does, because it is not supported.
 
         Raises:
             RuntimeError: Always.

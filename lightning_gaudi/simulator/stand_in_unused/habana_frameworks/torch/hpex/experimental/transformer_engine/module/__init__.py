@@ -1,4 +1,4 @@
-"""The modules."""
+"""Offers the modules."""
 
 from ......_missing import missing
 from .attention import FusedAttention

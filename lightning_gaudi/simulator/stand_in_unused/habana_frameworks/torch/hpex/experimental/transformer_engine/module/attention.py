@@ -1,4 +1,4 @@
-"""Attention in fp8.
+"""Implements attention in fp8.
 
 B batch, H query heads, G key heads, T query tokens, S key tokens, D head dim.
 """
@@ -86,7 +86,7 @@ class _AttentionFunction(torch.autograd.Function):
 
 
 class FusedAttention(TransformerEngineBaseModule):
-    """FusedSDPA; inside of `fp8_autocast` of fp8 tensors.
+    """Computes FusedSDPA, inside of `fp8_autocast` of fp8 tensors.
 
     In fp8 it trains with a causal mask and without dropout and recomputing; under HYBRID it needs
     a Gaudi 3.
@@ -116,7 +116,7 @@ class FusedAttention(TransformerEngineBaseModule):
         is_causal: bool = False,
         softmax_mode: str = "None",
     ) -> torch.Tensor:
-        """Attends.
+        """Computes attention.
 
         Args:
             query_layer: Shape (B, H, T, D).

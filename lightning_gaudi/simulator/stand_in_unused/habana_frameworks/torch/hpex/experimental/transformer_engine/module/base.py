@@ -1,4 +1,4 @@
-"""What modules in fp8 have in common: tables of scales, and when they are computed."""
+"""Has what modules in fp8 share: tables of scales, and when they are computed."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute."""
+        """Computes the module."""
 
     def fp8_init(self, num_gemms: int = 1) -> None:
-        """Takes the recipe that holds, and makes its tables."""
+        """Takes over the recipe of the present `fp8_autocast`, and makes its tables."""
         self.fp8 = FP8GlobalStateManager.is_fp8_enabled()
         recipe = FP8GlobalStateManager.get_fp8_recipe()
         is_ready = "scaling_fwd" in self.fp8_meta and recipe == self.fp8_meta["recipe"]
@@ -58,7 +58,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         _tables.prepare(self.fp8_meta, recipe)
 
     def measures(self) -> bool:
-        """Tells whether this step notes largest values: those that the next scales are made of."""
+        """Returns whether this step measures the largest values, for the next scales."""
         manual = FP8GlobalStateManager.get_manual_measurement_mode()
         if manual is not None:
             return manual
@@ -150,7 +150,7 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
     def set_extra_state(self, state: torch.Tensor | None) -> None:
-        """Takes the tables and counters of a state_dict."""
+        """Loads the tables and counters of a state_dict."""
         if state is None or state.numel() == 0:
             return
         buffer = io.BytesIO(state.cpu().numpy().tobytes())
@@ -162,7 +162,8 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
                 setattr(table, name, tensor.to("hpu"))
         self.fp8_meta["num_gemms"] = saved["num_gemms"]
         self.fp8_meta["update_amax_fwd"], self.fp8_meta["update_amax_bwd"] = saved["update"]
-        self.fp8_meta["recipe"] = None  # the one that holds next, with these tables
+        # The next forward pass sets its recipe, and keeps these tables.
+        self.fp8_meta["recipe"] = None
         self.run_cnt = saved["run_cnt"]
 
 

@@ -1,4 +1,4 @@
-"""A linear layer in fp8.
+"""Implements a linear layer in fp8.
 
 I input features, O output features.
 """
@@ -22,7 +22,7 @@ _GRAD = FP8BwdTensors.GRAD_OUTPUT1
 
 
 class _Rounded(NamedTuple):
-    """A tensor in fp8 as each pass sees it, with what one unit of it means."""
+    """A tensor in fp8 for each of the passes, with its inverse scales."""
 
     fwd: torch.Tensor
     bwd: torch.Tensor
@@ -99,7 +99,7 @@ class _LinearFunction(torch.autograd.Function):
 
 
 class Linear(TransformerEngineBaseModule):
-    """`x @ weight.T + bias`; inside of `fp8_autocast` with products of fp8 matrices.
+    """Computes `x @ weight.T + bias`, inside of `fp8_autocast` with products of fp8 matrices.
 
     There the input and the weight are rounded to the forward pass's format, and once more, under
     HYBRID, to the backward pass's; the output's gradient to that, at random under HYBRID
