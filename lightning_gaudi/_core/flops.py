@@ -128,7 +128,7 @@ def _matmul_backward(
 
 
 def _sum_of_products(total: Tensor, left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> int:
-    """Left [N, A, K] by right [N, K, B], which are added up."""
+    """Counts the sum of the products of left [N, A, K] and right [N, K, B]."""
     return 2 * left.numel() * right.shape[-1]
 
 

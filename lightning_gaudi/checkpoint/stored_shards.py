@@ -83,8 +83,8 @@ def discard(place: RemotePath, tag: str) -> None:
 
 
 def remove_stored(place: RemotePath) -> None:
-    """Removes a checkpoint of any kind; what an interrupted removal leaves is none any more."""
-    # First, since without `latest` the rest is no checkpoint.
+    """Removes a checkpoint of any kind."""
+    # `latest` first: without it the rest, which an interrupted removal leaves, is no checkpoint.
     with contextlib.suppress(FileNotFoundError):
         (place / LATEST).unlink()
     with contextlib.suppress(FileNotFoundError):

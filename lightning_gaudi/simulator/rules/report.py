@@ -199,7 +199,7 @@ def place_of_user() -> tuple[str, int] | None:
 
 
 def is_installed(file: str) -> bool:
-    """Tells whether a file of Python lies where packages are installed, as others' do as a rule."""
+    """Returns whether a file of Python lies where packages are installed."""
     return "/site-packages/" in file or "/dist-packages/" in file
 
 

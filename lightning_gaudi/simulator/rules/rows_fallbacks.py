@@ -16,7 +16,7 @@ _TO_CPU = "Call it on the CPU, where it is needed rarely: f(x.cpu()).to(x.device
 def _no_kernel(
     key: str, operators: str, what: str, instead: str = _TO_CPU, source: str = _NOT_LISTED
 ) -> Rule:
-    """Gives a row for operators that a card has no kernel for, by their names without "aten::"."""
+    """Returns a row for operators without a kernel, given by their names without "aten::"."""
     names = tuple(f"aten::{name}" for name in operators.split())
     return Rule(key, Verdict.ON_CPU, names, f"{what}: the host waits and computes", instead, source)
 

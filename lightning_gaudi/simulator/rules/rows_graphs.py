@@ -1,6 +1,6 @@
-"""What a captured HPU graph goes on with although the program has changed it.
+"""Rules about captured HPU graphs, which go on with what the program has changed since.
 
-A replay runs no Python: a card says nothing, and computes with what the capture saw.
+A replay runs no Python: a card says nothing, and computes with the values of the capture.
 """
 
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict

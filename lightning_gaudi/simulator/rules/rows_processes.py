@@ -1,4 +1,4 @@
-"""What the driver does not expect of the process that holds a card."""
+"""Rules about what the process that holds a card must not do."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ FORK = Rule(
 )
 
 ROWS: tuple[Rule, ...] = (FORK,)
-"""What is met by no operator, but by a call of the system's."""
+"""The rules that are met by calls of the system and not by operators."""

@@ -18,7 +18,7 @@ _BEST_PRACTICES = (
 )
 _SUPPORTED_TYPES = "bridge 1.24.0 backend/helpers/tensor_utils.cpp (is_supported_type)"
 _COPIES = ("aten::copy_", "aten::_copy_from")
-"""torch makes the second of the first; lazy mode has a kernel for the first itself."""
+"""The operators of a copy: torch turns the first into the second, except in lazy mode."""
 
 ROWS: tuple[Rule, ...] = (
     Rule(

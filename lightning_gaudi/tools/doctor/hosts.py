@@ -81,7 +81,7 @@ def answer(token: str, options: Options) -> None:
         "size": found.size,
         "is_first": not found.local_rank,
     }
-    # Looking at a machine may hang: who has said hello and never reports is named.
+    # Looking at a machine may hang. A process that has said hello and does not report is named.
     _write(token, f"{sender}-hello", about | {"report": None})
     machine = Machine()
     report = Report([], facts(machine)) if found.local_rank else diagnose(options, machine)
