@@ -222,6 +222,18 @@ class LoaderPosition:
             report = Report(_NO_WORKER, None, self._state_of_data())
         self.taken.note(report, self._reports, before)
 
+    def count(self) -> None:
+        """Counts a batch that this process makes, where what comes next needs no random states."""
+        self.taken.number += 1
+
+    def end(self) -> None:
+        """Notes that the iterator has no more."""
+        self.taken.is_over = True
+
+    def note_drawn(self) -> None:
+        """Keeps the random states from which the sampler draws the order of the epoch."""
+        self.start.drawn = host_random.take()
+
     def renew(self) -> None:
         """Notes that workers that stay begin another epoch."""
         self._begin_epoch(self.start.created, is_renewed=True)

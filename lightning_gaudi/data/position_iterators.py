@@ -64,7 +64,7 @@ class _Drawn(Iterator[Any]):
         position = self._sampler.position
         num_passed, self._sampler.num_passed = self._sampler.num_passed, None
         if num_passed is None:
-            position.start.drawn = host_random.take()
+            position.note_drawn()
             return
         if position.start.drawn is not None:
             host_random.put(position.start.drawn)
@@ -88,10 +88,10 @@ class Single(_SingleProcessDataLoaderIter):
         try:
             data = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
-            self._position.taken.is_over = True
+            self._position.end()
             raise
         if before is None:  # then none is taken ahead
-            self._position.taken.number += 1
+            self._position.count()
         else:
             self._position.note(None, before)
         return data
@@ -122,7 +122,7 @@ class Multiple(_MultiProcessingDataLoaderIter):
         try:
             batch, report = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration:
-            self._position.taken.is_over = True
+            self._position.end()
             raise
         self._position.note(report)
         return batch

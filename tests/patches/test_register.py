@@ -369,15 +369,14 @@ OWN = {
     # A copy of a user's loader; and what two classes of ours tell each other.
     "data/position.py": {
         "sampler.seed",
+        "self.start.drawn",
+        "self.taken.is_over",
+        "self.taken.number",
         "watched.__dict__[index]",
         "watched.collate_fn",
         "watched.worker_init_fn",
     },
-    "data/position_iterators.py": {
-        "position.drawn",
-        "self._position.taken",
-        "self._sampler.num_passed",
-    },
+    "data/position_iterators.py": {"self._sampler.num_passed"},
     # What Lightning itself sets as a fit goes on.
     "strategies/exact_resume.py": {
         "loop._restarting",
