@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
+
+from lightning_gaudi._core import vendor
 
 DDP_DEFAULTS: dict[str, Any] = {
     "bucket_cap_mb": 230,
@@ -101,10 +104,10 @@ class Unfrozen:
         names = [name for name, each in self._frozen.items() if each.requires_grad]
         # With `find_unused_parameters` it does not wait for frozen weights.
         if not ddp.find_unused_parameters:
-            frozen = [name for name, each in self._averaged.items() if not each.requires_grad]
+            frozen = [name for name, each in self.averaged.items() if not each.requires_grad]
             # Nor does it if all are frozen, since no gradient comes then, as in a GAN's
             # discriminator while the generator trains.
-            names += frozen if names or len(frozen) < len(self._averaged) else []
+            names += frozen if names or len(frozen) < len(self.averaged) else []
         if not names:
             return
         # Hooks are registered with the reducer, and torch has no way to hand them to a new one.
@@ -121,7 +124,7 @@ class Unfrozen:
 
     def _note(self, wrapped: DistributedDataParallel) -> None:
         """Notes which weights are averaged, and which are frozen."""
-        self._frozen, self._averaged = _frozen(wrapped), _trained(wrapped)
+        self._frozen, self.averaged = _frozen(wrapped), _trained(wrapped)
         frozen = {id(each) for each in self._frozen.values()}
         self._known = {id(each) for each in wrapped.module.parameters()} - frozen
 
@@ -179,6 +182,86 @@ def check_averaged(wrapped: Any, optimizers: Iterable[Any]) -> None:
     if unfrozen is not None:
         for optimizer in optimizers:
             unfrozen.check(wrapped, optimizer)
+
+
+class OneBucket:
+    """Averages all gradients together behind a backward, where they fit into one bucket.
+
+    DistributedDataParallel copies each gradient into its bucket, a launch of the card for each
+    weight, so that buckets can be reduced while backward goes on. A single bucket is reduced at the
+    end in any case; here it is filled by one launch. The values are the same: each rank's gradients
+    are divided by the number of ranks, and added.
+
+    Args:
+        wrapped: The module; see `fits`.
+    """
+
+    def __init__(self, wrapped: DistributedDataParallel) -> None:
+        self._wrapped = wrapped
+        self._unfrozen: Unfrozen = getattr(wrapped, _UNFROZEN)
+
+    @staticmethod
+    def fits(wrapped: DistributedDataParallel) -> bool:
+        """Returns whether nothing but one bucket is asked of it: in eager mode, on several cards.
+
+        In lazy mode the copies are parts of a graph.
+        """
+        ddp: Any = wrapped
+        weights = [*_trained(wrapped).values()]
+        is_plain = not (
+            ddp.find_unused_parameters
+            or ddp.static_graph
+            or ddp._comm_hooks
+            or ddp._delay_all_reduce_params
+            or ddp.mixed_precision
+            or (ddp.broadcast_buffers and any(True for _ in ddp.buffers()))
+        )
+        return (
+            is_plain
+            and ddp.gradient_as_bucket_view
+            and not vendor.is_lazy()
+            and len({(weight.dtype, weight.device) for weight in weights}) == 1
+            and sum(weight.nbytes for weight in weights) <= ddp.bucket_bytes_cap
+            and not any(map(_is_sparse_embedding, wrapped.modules()))
+        )
+
+    def average_after_backward(self, loss: Tensor) -> None:
+        """Averages the gradients over the ranks when the next backward of a loss has ended.
+
+        Raises:
+            RuntimeError: In that backward, if a weight has got no gradient.
+        """
+
+        def queue(gradient: Tensor) -> None:
+            # As DistributedDataParallel: `backward` returns with averaged gradients.
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+        loss.register_hook(queue)  # type: ignore[no-untyped-call]
+
+    def _average(self) -> None:
+        trained = {n: each for n, each in self._unfrozen.averaged.items() if each.requires_grad}
+        if not trained:  # a gradient that passes through alone
+            return
+        names, weights = zip(*trained.items(), strict=True)
+        gradients = [weight.grad for weight in weights]
+        if missing := [name for name, each in zip(names, gradients, strict=True) if each is None]:
+            raise RuntimeError(
+                f"{_listed(missing)} got no gradient in this step, and the ranks wait for one of "
+                "each weight that is trained. Pass HPUDDPStrategy(find_unused_parameters=True), or "
+                "freeze what the loss does not depend on (requires_grad_(False))."
+            )
+        with torch.no_grad():
+            bucket = torch.cat([each.detach().reshape(-1) for each in gradients])
+            group = self._wrapped.process_group
+            dist.all_reduce(bucket.mul_(1 / group.size()), group=group)
+            sizes = [weight.numel() for weight in weights]
+            parts = torch.split(bucket, sizes)
+            for weight, part in zip(weights, parts, strict=True):
+                weight.grad = part.view(weight.shape)
+
+
+def _is_sparse_embedding(module: Module) -> bool:
+    return bool(getattr(module, "sparse", False))
 
 
 class GradientOrder:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
@@ -34,12 +36,22 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
 
     strategy_name = "hpu_ddp"
 
+    # Class attributes, since an instance of Lightning's own strategy may have become one of ours.
+    _one_bucket: ddp.OneBucket | None = None
+    _averages_at_once = False
+    """Whether the gradients of the step that is being taken are."""
+
     @cached_property
     def _gradient_order(self) -> _KeptGradientOrder:
         return _KeptGradientOrder(self)
 
     def _parts(self) -> tuple[Part, ...]:
         return *super()._parts(), self._gradient_order
+
+    @property
+    def fills_buckets(self) -> bool:
+        """Whether DistributedDataParallel has gradients in buckets, in the order they come."""
+        return self._one_bucket is None
 
     @override
     def determine_ddp_device_ids(self) -> None:
@@ -62,6 +74,37 @@ class HPUDDPStrategy(RankedMixin, HPUStrategy, DDPStrategy):
             # (`DistributedDataParallel._check_comm_hook`). A lambda has another name.
             bf16_hook, hook = hook, lambda state, bucket: bf16_hook(state, bucket)
         _register_ddp_comm_hook(self.model, self._ddp_comm_state, hook)
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Wraps the model, and averages its gradients by one launch where they fit one bucket."""
+        super().setup(trainer)
+        self._one_bucket = None
+        model, module = self.model, self.lightning_module
+        is_automatic = module is not None and module.automatic_optimization
+        if not is_automatic or not isinstance(model, DistributedDataParallel):
+            return
+        if ddp.OneBucket.fits(model):
+            self._one_bucket = ddp.OneBucket(model)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        """Returns one step; all its gradients are averaged behind its backward, if at once."""
+        model: Any = self.model
+        self._averages_at_once = False
+        if self._one_bucket is None or not model.require_backward_grad_sync:  # it accumulates
+            return super().training_step(*args, **kwargs)
+        self._averages_at_once = True
+        with model.no_sync():
+            return super().training_step(*args, **kwargs)
+
+    @override
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Has the gradients averaged at the end of backward, before anybody looks at them."""
+        super().pre_backward(closure_loss)
+        if self._averages_at_once:
+            assert self._one_bucket is not None
+            self._one_bucket.average_after_backward(closure_loss)
 
     @override
     def post_backward(self, closure_loss: Tensor) -> None:
@@ -140,5 +183,9 @@ class _KeptGradientOrder(Part):
         model = self._strategy.model
         if not isinstance(model, DistributedDataParallel):
             return None
-        is_kept = self._strategy.reliability.exact_resume and ddp.rebuilds_buckets(model)
+        is_kept = (
+            self._strategy.reliability.exact_resume
+            and self._strategy.fills_buckets
+            and ddp.rebuilds_buckets(model)
+        )
         return model if is_kept else None

@@ -203,6 +203,7 @@ KNOWN: dict[str, list[str]] = {
     "trainer.strategies.ddp.DDPStrategy.on_exception": ["6bfe72eabc16"],
     "trainer.strategies.ddp.DDPStrategy.optimizer_step": ["e13a0ab80eea"],
     "trainer.strategies.ddp.DDPStrategy.post_backward": ["35d8d161afe6"],
+    "trainer.strategies.ddp.DDPStrategy.pre_backward": ["a12899b8e48e"],
     "trainer.strategies.ddp.DDPStrategy.process_group_backend": ["4fc701be422b"],
     "trainer.strategies.ddp.DDPStrategy.reduce": ["aac0d8928928"],
     "trainer.strategies.ddp.DDPStrategy.register_strategies": ["5caf6cec9b3b"],

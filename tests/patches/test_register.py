@@ -323,7 +323,7 @@ OWN = {
     "strategies/optimizer_state.py": {"setattr(grad, _TAKEN, grad._version)"},
     "strategies/fit_changes.py": {"setattr(owner, attribute, value)"},
     # A wrapper that was made there, and by which its strategy finds the weights it averages.
-    "distributed/ddp.py": {"setattr(wrapped, _UNFROZEN, self)"},
+    "distributed/ddp.py": {"setattr(wrapped, _UNFROZEN, self)", "weight.grad"},
     # A note to the compiler on a function of our own.
     "attention/switch.py": {"_warn_once._dynamo_marked_constant"},
     # A user's model while it trains: compiled in place, and given back as it was.
