@@ -46,6 +46,7 @@ _ALL = (
     Benchmark("callbacks_cost", "trainer", modes=(EAGER, LAZY)),
     Benchmark("graph_counts", "trainer", modes=(LAZY,)),
     Benchmark("launches", "trainer"),
+    Benchmark("strategy_launches", "distributed", num_cards=2),
     Benchmark("recipe_throughput", "data", num_cards=0),
     Benchmark("token_efficiency", "data", num_cards=0),
     Benchmark("ddp_step", "distributed", num_cards=2),
