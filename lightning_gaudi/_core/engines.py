@@ -9,6 +9,10 @@ from torch.nn import Module
 
 _engines: weakref.WeakKeyDictionary[Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
+gathered_as_one: weakref.WeakSet[Module] = weakref.WeakSet()
+"""The modules whose weights ZeRO-3 gathers together since they are compiled, and not because their
+user has made them its leaves."""
+
 
 def note(model: Module, engine: Any) -> None:
     """Remembers the engine of a model, without keeping either alive."""

@@ -615,6 +615,35 @@ REGISTER = (
         undone="with the engine",
     ),
     Patch(
+        name="deepspeed-regions",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=(
+            "deepspeed.utils:set_z3_leaf_module",
+            "a DeepSpeedZeRoOffload:forward_hooks",
+            "a DeepSpeedZeRoOffload:backward_hooks",
+        ),
+        why=(
+            "ZeRO-3 gathers layer by layer, by hooks that cut a compiled region. It is told to "
+            "gather each region as one, and its hooks on what is in there are taken off."
+        ),
+        without="under ZeRO-3 nothing is compiled",
+        undone="with the engine",
+    ),
+    Patch(
+        name="deepspeed-steps",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=("a DeepSpeedZeRoOffload:fwd_pre_hook",),
+        why=(
+            "ZeRO-3 begins a step whenever its model is called, and training_step calls it in the "
+            "middle of one: weights were never gathered ahead, and ranks compared records in each "
+            "step. A step begins where the engine is called."
+        ),
+        without="ZeRO-3 waits in each step, and gathers nothing ahead",
+        undone="with the engine",
+    ),
+    Patch(
         name="deepspeed-step",
         library="deepspeed",
         checked=_DEEPSPEED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,14 +22,21 @@ from .settings import Choice, Compilation
 class Compiling(Protocol):
     """The part of a strategy that tells how its models may be compiled."""
 
-    takes_declared_regions: bool
-    why_not_compiled: str | None
+    def takes_declared_regions(self, module: Module) -> bool:
+        """Returns whether a model's `compile_regions` holds."""
 
     def compile_choice(self) -> Choice:
         """Returns what is to be compiled, and the origin of that choice."""
 
     def compile_whole(self, module: Module, compilation: Compilation) -> Any:
         """Compiles a whole model for `compile="model"`; the result has a `remove`."""
+
+    def prepare_regions(self, modules: Sequence[Module]) -> Any:
+        """Prepares modules that are now compiled, until its `remove` is called; None for nothing.
+
+        Args:
+            modules: The regions, and those in them that may be called in their place.
+        """
 
 
 class Compiler:
@@ -96,19 +103,20 @@ class Compiler:
         elif compilation.mode == "model":
             self._compiled += (self._strategy.compile_whole(module, compilation),)
         else:
-            if compilation.regions is None and self._strategy.takes_declared_regions:
+            if compilation.regions is None and self._strategy.takes_declared_regions(module):
                 names = declared_regions(module)
                 compilation = replace(compilation, regions=names or None)
             regions = model.CompiledRegions(module, compilation, with_root=with_root)
             self._compiled += (regions,)
+            if (prepared := self._strategy.prepare_regions(regions.compiled)) is not None:
+                self._compiled += (prepared,)
             if not regions.modules:
                 self.advice = LaunchAdvice(rank_zero_warn, _why_no_region(module))
 
     def _advise(self, choice: Choice, module: Module) -> None:
         # A user who has switched compiling off does not need the advice as a warning.
         is_compiled = vendor.is_lazy() or has_compiled_parts(module)
-        is_off = choice.compilation.mode == "none" and self._strategy.why_not_compiled is None
-        if is_off and not is_compiled:
+        if choice.compilation.mode == "none" and not is_compiled:
             self.advice = LaunchAdvice(rank_zero_info, _HOW_TO_COMPILE)
 
 

@@ -68,6 +68,8 @@ class CompiledRegions:
         settings = arguments(compilation)
         self.modules = regions
         """The regions."""
+        self.compiled: list[Module] = []
+        """Those, and the modules in them that are compiled in case they are called instead."""
         self._forwards: dict[int, CompiledMethod] = {}
         for region in regions:
             # From the inside out, so that each gets the compiled methods of its inner modules.
@@ -82,6 +84,7 @@ class CompiledRegions:
                     module, settings, self.reporter, inner, keeps_inner=is_model
                 )
                 self._forwards[id(module)] = forward
+                self.compiled.append(module)
         for forward in self._forwards.values():
             forward.install()
 

@@ -171,9 +171,9 @@ def _is_traceable(module: Module) -> bool:
     """
     metric = getattr(sys.modules.get("torchmetrics"), "Metric", ())
     kinds = (RNNBase, ScriptModule, *((metric,) if metric else ()))
-    return not any(isinstance(each, kinds) or _is_wrapper(each) for each in module.modules())
+    return not any(isinstance(each, kinds) or is_wrapper(each) for each in module.modules())
 
 
-def _is_wrapper(module: Module) -> bool:
+def is_wrapper(module: Module) -> bool:
     """Returns whether a module's hooks gather and release weights, which no graph may contain."""
     return "_fsdp_wrapped_module" in module._modules

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from torch.nn import Module
 from typing_extensions import override
 
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
@@ -16,6 +18,7 @@ from .config import load as settings
 from .config.offload import check_offload, prepare
 from .config.validation import check_keys
 from .engine.initialize import is_stage_3
+from .engine.regions import GatheredRegions
 from .pretrained import loads_into_shards
 
 
@@ -27,8 +30,6 @@ class DeepSpeedMixin(RankedMixin):
     """
 
     strategy_name = "hpu_deepspeed"
-
-    takes_declared_regions = False
 
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
@@ -48,21 +49,31 @@ class DeepSpeedMixin(RankedMixin):
         """Raises if DeepSpeed is absent or too old."""
         library.check_installed("strategy='deepspeed'")
 
-    @property
-    def why_not_compiled(self) -> str | None:  # type: ignore[override]
-        """Why a model cannot be compiled under ZeRO-3; None for other stages.
+    @override
+    def takes_declared_regions(self, module: Module) -> bool:
+        """Returns whether a model's `compile_regions` holds: stage 3 gathers parts one by one."""
+        return not is_stage_3(self.deepspeed_config)
 
-        With blocks as DeepSpeed's leaf modules a compiled backward fails ("The size of tensor a (0)
-        must match") at a weight that has been released (deepspeed 0.19.8, torch 2.13). The reason
-        is not known. Without leaf modules two tiny blocks have trained on one card; their losses
-        were not compared with uncompiled ones, and several cards were not tried.
-        """
+    @property
+    def why_not_whole(self) -> str | None:  # type: ignore[override]
+        """Why ZeRO-3 compiles regions, and no model as one."""
         if not is_stage_3(self.deepspeed_config):
             return None
         return (
-            "which fails under DeepSpeed's stage 3: a compiled backward has met weights already "
-            "released. Pass compile='none', stage 2, or strategy='fsdp'."
+            "but DeepSpeed's stage 3 gathers a model's weights part by part, by hooks which no "
+            "graph can hold. Pass compile='regions' or 'none', or stage 2."
         )
+
+    @override
+    def prepare_regions(self, modules: Sequence[Module]) -> GatheredRegions | None:
+        """Has ZeRO-3 gather the weights of each compiled module as one.
+
+        Args:
+            modules: The regions, and those in them that may be called in their place.
+        """
+        if not is_stage_3(self.deepspeed_config):
+            return None
+        return GatheredRegions(self.model, modules)
 
     @property
     def deepspeed_config(self) -> dict[str, Any]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.nn import Module
 from typing_extensions import override
+
+from lightning_gaudi.compilation.regions import is_wrapper
 
 from . import fsdp
 from .device_mesh import check_sizes
@@ -18,7 +21,10 @@ class ShardedMixin(RankedMixin):
     strategies can load, too. Both can be loaded with any number of cards.
     """
 
-    takes_declared_regions = False
+    @override
+    def takes_declared_regions(self, module: Module) -> bool:
+        """Returns False: parts are sharded one by one."""
+        return False
 
     @property
     def saves_shards(self) -> bool:
@@ -34,6 +40,11 @@ class FSDPMixin(ShardedMixin):
     """
 
     strategy_name = "hpu_fsdp"
+
+    @override
+    def takes_declared_regions(self, module: Module) -> bool:
+        """Returns whether the model is gathered as one, with no wrapper in it."""
+        return not any(is_wrapper(each) for each in [*module.modules()][1:])
 
     @property
     def saves_shards(self) -> bool:

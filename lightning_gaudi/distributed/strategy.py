@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -54,12 +54,8 @@ class HPUMixin(_Base):  # type: ignore[misc]
     is_ranked = False
     """Whether this process is one of several that train together."""
 
-    takes_declared_regions = True
-    """Whether a model's `compile_regions` is honoured. It is not if layers are sharded and
-    gathered one by one, which must happen outside of graphs."""
-
-    why_not_compiled: str | None = None
-    """Why a model cannot be compiled, and what to do instead; None if it can be."""
+    why_not_whole: str | None = None
+    """Why no model can be compiled whole, and what to do instead; None where it can be."""
 
     compile_whole: Callable[[Module, Compilation], Any] = CompiledWhole
     """Compiles a whole model; the object that it returns has a `remove` to undo that."""
@@ -180,14 +176,29 @@ class HPUMixin(_Base):  # type: ignore[misc]
             ValueError: The environment has a value that is not known.
         """
         choice = Choice(*COMPILATION.choose(self._compile_argument, self.compile_callback))
-        if choice.compilation.mode == "none" or self.why_not_compiled is None:
-            return choice
-        if choice.origin is not None:
+        if choice.compilation.mode == "model" and self.why_not_whole is not None:
             raise MisconfigurationException(
-                f"{choice.origin} asks for {choice.compilation.mode!r} to be compiled, "
-                f"{self.why_not_compiled}"
+                f"{choice.origin} asks for 'model' to be compiled, {self.why_not_whole}"
             )
-        return Choice(Compilation("none"), None)
+        return choice
+
+    def takes_declared_regions(self, module: Module) -> bool:
+        """Returns whether a model's `compile_regions` holds.
+
+        Not where its parts are sharded or gathered one by one: what does that must stay outside
+        graphs.
+        """
+        return True
+
+    def prepare_regions(self, modules: Sequence[Module]) -> Any:
+        """Prepares compiled modules where their strategy has hooks in them; here it has none.
+
+        Args:
+            modules: The regions, and those in them that may be called in their place.
+
+        Returns:
+            None, or what takes it back in its `remove`.
+        """
 
     @property
     def leaves_steps_out(self) -> bool:

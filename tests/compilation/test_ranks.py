@@ -13,14 +13,18 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.compilation.method import is_compiled
+from lightning_gaudi.simulator import collective_stats
 from tests.helpers.forked import fork_python
 from tests.helpers.tiny import QUIET, batches, hpu_trainer
 from tests.helpers.trainers import run_trainers
 
-SHARDED = ("fsdp", "fsdp2", "tensor_parallel", "zero_1", "zero_2")
+ZERO_3 = {"zero_3": 100_000, "zero_3_released": 0}
+"""Up to how many elements a weight stays whole on each card."""
+SHARDED = ("fsdp", "fsdp2", "tensor_parallel", "zero_1", "zero_2", *ZERO_3)
 DECLARING = ("ddp_declared", *SHARDED)
 """Where the model names itself as a region: one in DDP, and none where its parts are sharded."""
 
@@ -90,6 +94,10 @@ def _strategy(kind: str, compile: str) -> Any:
         return strategies.HPUDDPStrategy(compile=compile)
     if kind == "fsdp":
         return strategies.HPUFSDPStrategy(auto_wrap_policy={Block}, compile=compile)
+    if kind in ZERO_3:
+        zero = {"stage": 3, "stage3_param_persistence_threshold": ZERO_3[kind]}
+        config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
+        return strategies.HPUDeepSpeedStrategy(config=config, compile=compile)
     if kind.startswith("zero"):
         return strategies.HPUDeepSpeedStrategy(stage=int(kind[-1]), compile=compile)
     sizes = (2, 1) if kind == "fsdp2" else (1, 2)
@@ -127,7 +135,7 @@ def test_two_ranks_lose_what_they_lose_uncompiled(kind: str, tmp_path: Path) -> 
     for found in run_trainers(_train, tmp_path, kind):
         losses, graphs, num_compiled = found["regions"]
         torch.testing.assert_close(losses, found["none"][0], rtol=1e-5, atol=1e-7)
-        assert num_compiled == (4 if kind == "ddp_declared" else 3)
+        assert num_compiled == (4 if kind in ("ddp_declared", "zero_1", "zero_2") else 3)
         assert found["none"][2] == 0
         assert graphs[1] > graphs[0]
         # None after the first epoch, the first half of the steps.
@@ -189,11 +197,103 @@ def test_two_ranks_of_fabric_lose_what_they_lose_uncompiled(tmp_path: Path) -> N
         assert found["regions"][1] == 2
 
 
-def test_zero_3_refuses_what_it_cannot_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+class ZeRO3(Model):
+    """Validates and, if told, recomputes its blocks; notes what a step sends and what is here."""
+
+    def __init__(self, kind: str, recomputes: bool, calls_parts: bool) -> None:
+        super().__init__(kind)
+        self.recomputes, self.calls_parts = recomputes, calls_parts
+        self.sent: list[dict[str, int]] = []
+        self.num_here: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recomputes else block(x)
+        if not self.calls_parts:
+            return self.head(x)
+        for part in self.head:
+            x = part(x)
+        return x
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.sent.append({name: each["calls"] for name, each in collective_stats().items()})
+        loss = super().training_step(batch, batch_idx)
+        self.num_here.append(sum(weight.numel() for weight in self.blocks[0].parameters()))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.losses.append(self(batch[0]).square().mean())
+
+
+def _train_zero_3(rank: int, kind: str, recomputes: bool, calls_parts: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, compile in (("ddp", "none"), (kind, "none"), (kind, "regions")):
+        model = ZeRO3(kind, recomputes, calls_parts)
+        trainer = pl.Trainer(
+            accelerator="hpu",
+            devices=2,
+            strategy=_strategy(name, compile),
+            max_epochs=3,
+            accumulate_grad_batches=2,
+            **QUIET,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(model, batches(8), batches(2))
+        losses = torch.stack(model.losses).cpu()
+        key = "ddp" if name == "ddp" else compile
+        found[key] = losses, model.num_graphs, model.num_compiled, model.sent, model.num_here
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ZERO_3)
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("calls_parts", [False, True])
+def test_zero_3_gathers_around_regions(
+    kind: str, recomputes: bool, calls_parts: bool, tmp_path: Path
+) -> None:
+    for found in run_trainers(_train_zero_3, tmp_path, kind, recomputes, calls_parts):
+        losses, graphs, num_compiled, sent, num_here = found["regions"]
+        for other in ("none", "ddp"):
+            torch.testing.assert_close(losses, found[other][0], rtol=1e-6, atol=1e-7)
+        assert num_compiled == 3
+        assert graphs[-1] == graphs[len(graphs) // 2]
+        # What the eager one has of the weights between forward and backward.
+        assert num_here == found["none"][4]
+        assert (num_here[-1] == 0) == (kind == "zero_3_released")
+        # The ranks compare what they have recorded in the first steps and after a validation only.
+        assert sent[-1]["broadcast"] == sent[-2]["broadcast"]
+
+
+def _call_part(rank: int) -> None:
+    model = Model("zero_3_released")
+    strategy = _strategy("zero_3_released", "regions")
+    trainer = pl.Trainer(
+        accelerator="hpu", devices=2, strategy=strategy, max_epochs=1, callbacks=[Call()], **QUIET
+    )
+    with pytest.raises(RuntimeError, match=r"A Linear is called by itself.*'regions': \['Linear'"):
+        trainer.fit(model, batches(4))
+
+
+class Call(pl.Callback):
+    """Calls a layer in a region, from outside."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+        module.blocks[0].up(torch.ones(1, 8, device=module.device))
+
+
+def test_zero_3_says_what_to_do_where_a_part_of_a_region_is_called(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    run_trainers(_call_part, tmp_path)
+
+
+def test_zero_3_compiles_no_model_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed")
     from lightning_gaudi.strategies import HPUDeepSpeedStrategy
 
-    with pytest.raises(MisconfigurationException, match=r"compile= asks for 'regions'.*stage 3"):
-        hpu_trainer(strategy=HPUDeepSpeedStrategy(stage=3, compile="regions"))
+    with pytest.raises(MisconfigurationException, match=r"compile= asks for 'model'.*'regions'"):
+        hpu_trainer(strategy=HPUDeepSpeedStrategy(stage=3, compile="model"))
     monkeypatch.delenv("LIGHTNING_GAUDI_COMPILE")
-    hpu_trainer(strategy=HPUDeepSpeedStrategy(stage=3))
+    for compile in (None, "regions", "none"):
+        hpu_trainer(strategy=HPUDeepSpeedStrategy(stage=3, compile=compile))

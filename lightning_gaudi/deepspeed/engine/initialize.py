@@ -21,6 +21,7 @@ from ..config.offload import check_stepping
 from ..config.optimizers import take_vendors
 from . import memory
 from .lifecycle import leave_last_engine, move_to_card, refuse_unfrozen
+from .regions import begin_steps_with_engine
 
 _CARD = 0
 """The index of the card: a process drives one, which it sees as `hpu:0`."""
@@ -60,6 +61,8 @@ def make_engine(
             lr_scheduler=lr_scheduler,
             dist_init_required=False,
         )
+    if is_stage_3(config):
+        begin_steps_with_engine(engine)
     memory.share_equal_copies(engine.optimizer)
     refuse_unfrozen(engine, model)
     engines.note(model, engine)
@@ -109,6 +112,8 @@ def make_inference_engine(model: Module, config: Mapping[str, Any]) -> Any:
             model_parameters=[],
             dist_init_required=False,
         )
+    if is_stage_3(config):
+        begin_steps_with_engine(engine)
     engines.note(model, engine)
     return engine
 

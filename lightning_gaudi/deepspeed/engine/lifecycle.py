@@ -23,6 +23,7 @@ from lightning_gaudi._core.wording import listed
 from lightning_gaudi._patches.apply import replace
 
 from ...distributed.devices import DEVICE
+from . import regions
 
 # The hooks of an engine itself, which its `destroy` does not remove (deepspeed 0.19.8,
 # `runtime/engine.py`).
@@ -42,6 +43,7 @@ def leave_last_engine(model: Module) -> None:
         for hook in (getattr(engine, name, None) for name in _HOOKS):
             if hook is not None:
                 hook.remove()
+    regions.forget(model)
     if holds_zero3_shards(model.parameters()):
         # DeepSpeed assumes that a sharded model is on the card, and does not move it.
         for tensor in (*model.parameters(), *model.buffers()):

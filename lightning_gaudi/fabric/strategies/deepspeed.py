@@ -135,17 +135,17 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
         if "optimizer" in self.deepspeed_config:
             self._make_engine(module)
         else:
-            self._compile_for_fabric(module)
             self._deepspeed_engine = make_inference_engine(module, self.deepspeed_config)
+            self._compile_for_fabric(module)
         return self._deepspeed_engine
 
     def _make_engine(self, module: Module, optimizer: Optimizer | None = None) -> Any:
         """Makes the engine that trains, and returns its wrapper of the optimizer."""
-        self._compile_for_fabric(module)
         found, wrapped = make_engine(module, self.deepspeed_config, optimizer=optimizer)
         configure_checkpointing(self.deepspeed_config)
         Accumulation(found, wrapped)
         self._deepspeed_engine = found
+        self._compile_for_fabric(module)
         return wrapped
 
     @override
