@@ -8,6 +8,7 @@ a rank that has raised.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -62,8 +63,37 @@ def cpu_group(timeout: timedelta | None = None) -> Any:
     # `new_group` is a collective, so only a change of the default group, which all ranks see, makes
     # one.
     if _cpu_group[0] is not world:
-        _cpu_group = (world, dist.new_group(timeout=timeout, backend="gloo"))
+        _cpu_group = (world, _new_group(timeout))
     return _cpu_group[1]
+
+
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+"""Torch's variable, since 2.8, which it reads as a group is made."""
+
+_MESH_RANKS = 32
+"""Up to so many ranks all connect with all when they meet."""
+
+
+def _new_group(timeout: timedelta | None) -> Any:
+    """Makes a group of all ranks on the CPU.
+
+    Gloo connects each rank with each: of 4,096 ranks the store would be asked 16 million times for
+    35 KB, and a server of eight would have 32,000 connections. So a large group connects those
+    that speak with one another, when they first do: in a ring, for most.
+    """
+    with _lazily() if dist.get_world_size() > _MESH_RANKS else nullcontext():
+        return dist.new_group(timeout=timeout, backend="gloo")
+
+
+@contextmanager
+def _lazily() -> Iterator[None]:
+    before = os.environ.get(_LAZY)
+    os.environ[_LAZY] = before or "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_LAZY]
 
 
 def forget_cpu_group() -> None:
@@ -78,7 +108,7 @@ def group_apart(timeout: timedelta | None = None) -> Any:
     Args:
         timeout: How long an operation in it may take; None for torch's.
     """
-    return dist.new_group(timeout=timeout, backend="gloo") if is_connected() else None
+    return _new_group(timeout) if is_connected() else None
 
 
 def leave(group: Any) -> None:

@@ -21,6 +21,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -34,6 +35,12 @@ from lightning_gaudi.untrusted import printable
 
 _PREFIX = "lightning_gaudi"
 _POLL_S = 0.02
+_PATIENT_S = 0.25
+_MANY = 500
+_PER_S = 1000
+"""How many questions a second all ranks together ask while rank 0 is not there yet."""
+
+_MAX_SHOWN = 16
 
 
 def uses_agent_store() -> bool:
@@ -133,9 +140,10 @@ def _connect(*args: Any, **settings: Any) -> Any:
 def agree_on_name(store: Any, rank: int, world_size: int) -> str:
     """Agrees on a name that all ranks of this attempt share and no earlier attempt had.
 
-    Each rank writes a number of its own; rank 0 answers with that number and the name. A rank
-    ignores an answer to an earlier process of its rank, which had another number, and rank 0
-    answers each new number until all ranks have taken the name.
+    Each rank says hello with a number of its own; rank 0 answers that number with the name, and the
+    rank says that it has taken it. Nobody asks for the answer to somebody else, who said hello as
+    this rank before; and rank 0 answers whoever says hello anew, until all have taken the name.
+    What is said is numbered by the store, so that rank 0 reads each word once.
 
     Args:
         store: What the ranks share, whatever is left in it; its timeout is how long to wait.
@@ -147,43 +155,55 @@ def agree_on_name(store: Any, rank: int, world_size: int) -> str:
     """
     own, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
     if rank == 0:
-        _answer(store, own, list(range(1, world_size)), deadline)
+        _answer(store, own, set(range(1, world_size)), deadline)
         return own
-    store.set(_key("hello", rank), own)
-    while (name := _answer_to(store, rank, own)) is None:
-        _wait(store, [0], deadline)
-    store.set(_key(name, rank), "")
-    return name
+    _say(store, f"{rank} {own}")
+    pause_s = max(_POLL_S, world_size * _POLL_S / _MANY)
+    while (name := _get(store, _key("answer", own))) is None:
+        _wait(store, [0], deadline, pause_s)
+        pause_s = min(1.5 * pause_s, max(_PATIENT_S, world_size / _PER_S))
+    _say(store, f"{rank} {own} {name.decode(errors='replace')}")
+    return name.decode(errors="replace")
 
 
-def _answer(store: Any, name: str, missing: list[int], deadline: float) -> None:
-    answered: dict[int, bytes] = {}
+def _say(store: Any, words: str) -> None:
+    """Puts some words behind all that was said."""
+    store.set(_key("said", store.add(_key("said", "all"), 1)), words)
+
+
+def _answer(store: Any, name: str, missing: set[int], deadline: float) -> None:
+    """Answers all that is said until every rank has taken the name."""
+    unread: list[int] = []
+    num_said = 0
     while missing:
-        for rank in missing:
-            hello = _get(store, _key("hello", rank))
-            if hello is not None and answered.get(rank) != hello:
-                answered[rank] = hello
-                store.set(_key("answer", rank), hello + b" " + name.encode())
-        missing = [rank for rank in missing if not store.check([_key(name, rank)])]
-        if missing:
-            _wait(store, missing, deadline)
+        num_now = store.add(_key("said", "all"), 0)
+        unread += range(num_said + 1, num_now + 1)
+        num_said = num_now
+        # A rank that has died between the two has left a number without words.
+        found = [each for each in unread if store.check([_key("said", each)])]
+        for each in found:
+            words = store.get(_key("said", each)).decode(errors="replace")
+            who, own, taken = [*words.split(" "), "", ""][:3]
+            if taken == name and who.isdecimal():
+                missing.discard(int(who))
+            elif own and not taken:
+                store.set(_key("answer", own), name)
+        unread = sorted({*unread} - {*found})
+        if missing and not found:
+            _wait(store, sorted(missing), deadline, _POLL_S)
 
 
-def _answer_to(store: Any, rank: int, own: str) -> str | None:
-    """Returns the name, if rank 0 has answered this rank."""
-    answer = _get(store, _key("answer", rank))
-    to, _, name = (answer or b"").decode(errors="replace").partition(" ")
-    return name if to == own and name else None
-
-
-def _wait(store: Any, missing: list[int], deadline: float) -> None:
+def _wait(store: Any, missing: Sequence[int], deadline: float, pause_s: float) -> None:
     if time.monotonic() > deadline:
+        shown = ", ".join(map(str, missing[:_MAX_SHOWN]))
+        more = len(missing) - _MAX_SHOWN
         raise TimeoutError(
             f"Timed out after {store.timeout.total_seconds():.0f} s: rank "
-            f"{', '.join(map(str, missing))} did not come to the store of torchrun, where this "
-            "one has waited. Look for what was said there, or raise the timeout of the strategy."
+            f"{shown}{f' and {more} more' if more > 0 else ''} did not come to the store of "
+            "torchrun, where this one has waited. Look for what was said there, or raise the "
+            "timeout of the strategy."
         )
-    time.sleep(_POLL_S)
+    time.sleep(min(pause_s, max(0.0, deadline - time.monotonic()) + _POLL_S))
 
 
 def _get(store: Any, key: str) -> bytes | None:
@@ -191,5 +211,5 @@ def _get(store: Any, key: str) -> bytes | None:
     return value
 
 
-def _key(what: str, rank: int) -> str:
-    return f"{_PREFIX}/{what}/{rank}"
+def _key(what: str, which: int | str) -> str:
+    return f"{_PREFIX}/{what}/{which}"

@@ -134,8 +134,10 @@ def _check_group(world_size: int) -> None:
 def _check_cards(node_rank: int) -> None:
     """Refuses two processes on one card, which a launcher may have assigned to both."""
     cards = collectives.gather_objects((socket.gethostname(), node_rank, vendor.selected_module()))
-    for card in dict.fromkeys(cards):
-        ranks = [str(rank) for rank, other in enumerate(cards) if other == card]
+    ranks_of: dict[Any, list[str]] = {}
+    for rank, card in enumerate(cards):
+        ranks_of.setdefault(card, []).append(str(rank))
+    for card, ranks in ranks_of.items():
         if card[2] is not None and len(ranks) > 1:
             raise MisconfigurationException(
                 f"HLS_MODULE_ID={card[2]} has the ranks {', '.join(ranks)} of {card[0]} drive the "

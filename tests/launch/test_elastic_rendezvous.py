@@ -54,8 +54,9 @@ def test_a_rank_that_died_while_it_met_leaves_nothing_that_counts() -> None:
     """Ranks 1 and 2 said hello; rank 0 answered, and all died before they took the name."""
     store = _store()
     for rank in (1, 2):
-        store.set(f"lightning_gaudi/hello/{rank}", f"dead{rank}")
-        store.set(f"lightning_gaudi/answer/{rank}", f"dead{rank} old")
+        store.set(f"lightning_gaudi/said/{store.add('lightning_gaudi/said/all', 1)}", f"{rank} x")
+        store.set("lightning_gaudi/answer/x", "old")
+    store.add("lightning_gaudi/said/all", 1)  # the third died before it said anything
     names = _agree(store, 3)
     assert len(names) == 1
     assert "old" not in names

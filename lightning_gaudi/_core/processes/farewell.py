@@ -7,9 +7,14 @@ to that meeting, but tells the others and ends with its exit status. Ranks that 
 has forked meet, too, though no interpreter ends there, since the rank that holds the store would
 take it along.
 
-This holds also if the program destroys the groups itself: the vendor's package remembers each group
-by a weak pointer, which keeps it and its store from being freed before the interpreter ends. Until
-then the ranks go on listening for one that fails.
+What this asks of the store grows with the ranks, not with their square, and is nothing between the
+first and the last moment: each rank waits for a key of its own, which is set once it is known how
+all end; those who have come are counted by the store; and only the ranks of one host, which alone
+can see it, look whether one of them has died.
+
+A program that destroys the groups itself does not change that: the vendor's package remembers each
+group by a weak pointer, so that none is freed, nor the store that it holds, before the interpreter
+ends. Until then the ranks go on to listen for one that fails.
 
 Source: Intel Gaudi PyTorch bridge 1.19 and 1.24.0, `distributed/hccl/process_group_hccl_base.cpp`
 (`hostBarrier`, `destroyHandshake`), `process_group_registry.hpp` (`insert`, `cleanup`); torch 2.13,
@@ -28,6 +33,7 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing import parent_process, util
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -41,10 +47,20 @@ from . import exit_status, rank_monitor
 _POLL_S = 0.05
 _BACKEND = "hccl"
 _OUTCOME, _ALL = "outcome", "all have come"
+_COME, _HEARD = "come", "heard"
 _NO_STORE = "the process that holds the store, as a rule rank 0's, is gone"
-_LISTEN_S = 1.0
-_HEARD_S = 2.5 * _LISTEN_S
-"""How long rank 0, which usually holds the store, stays for the others to read the outcome."""
+_JOIN_S = 5.0
+_DEATH_S = 0.5
+"""How often a rank that waits at its end looks whether one beside it has died."""
+
+_HEARD_S = 2.5
+"""How long the rank that holds the store as a rule stays for the others to read how it ends."""
+
+_FOR_EVER = timedelta(days=20)
+"""How long a thread waits for its key at a time: torch counts milliseconds in 32 bits."""
+
+_PER_S = 500
+"""How many questions a second all ranks together ask where they must ask again and again."""
 
 _COMING_S = 4.0
 """How long a failing rank waits for the others to end, once the groups are destroyed."""
@@ -76,7 +92,9 @@ def prepare(destroy: Any = None) -> None:
     # `atexit` runs handlers in reverse order: registered after the vendor's, this one runs before.
     atexit.register(_at_exit)
     util.Finalize(None, _at_end_of_child, exitpriority=1)
-    _current = Farewell(dist.group.WORLD, f"lightning_gaudi_end/{_num_groups}")
+    store = dist.distributed_c10d._get_default_store()
+    name = f"lightning_gaudi_end/{_num_groups}"
+    _current = Farewell(dist.group.WORLD, name, store, dist.get_rank(), dist.get_world_size())
     _current.listen()
 
 
@@ -195,23 +213,33 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Farewell:
-    """Exchanges between the ranks of a process group how they end, over its store."""
+    """What the ranks of a process group tell each other as they end, over its store.
 
-    def __init__(self, group: Any, name: str) -> None:
+    Args:
+        group: The process group.
+        name: Of their part of the store; another one for each group.
+        store: What the ranks share.
+        rank: Of this process.
+        world_size: How many there are.
+    """
+
+    def __init__(self, group: Any, name: str, store: Any, rank: int, world_size: int) -> None:
         self.group = group
         self.is_destroyed = False
         """Whether the program has destroyed the group and goes on."""
         self.pid = os.getpid()
-        self.rank = dist.get_rank()
+        self.rank = rank
         self.heard: str | None = None
-        """Which other rank has failed, in its own words."""
-        self._name = name
-        self._store: Any = PrefixStore(name, dist.distributed_c10d._get_default_store())
+        """Which other rank has failed, as it said."""
+        self._name, self._world_size = name, world_size
+        self._shared = store
+        self._store: Any = PrefixStore(name, store)
+        self._outcome, self._is_told = "", threading.Event()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._world_size = dist.get_world_size()
-        self._missing = list(range(self._world_size))
-        self._store.set(f"process/{self.rank}", processes.describe(self.pid))
+        process = processes.describe(self.pid)
+        self._neighbours = _Neighbours(self._store, rank, process, world_size)
+        self._have_come: set[int] = set()
 
     def note_destroyed(self) -> None:
         """Notes that the program destroys the group, which the vendor's package keeps alive."""
@@ -222,11 +250,8 @@ class Farewell:
 
         The main thread may be in a collective then, in which it would wait for ever.
         """
-        store = dist.distributed_c10d._get_default_store()
-        # A thread needs a connection of its own, which a store can make since torch 2.8: requests
-        # over one connection wait for each other.
-        if hasattr(store, "clone"):
-            own = PrefixStore(self._name, store.clone())
+        if hasattr(self._shared, "clone"):  # since torch 2.8: a connection of its own for it
+            own = PrefixStore(self._name, self._shared.clone())
             self._thread = threading.Thread(
                 target=self._listen, args=(own,), name="farewell", daemon=True
             )
@@ -239,43 +264,53 @@ class Farewell:
         """
         self._is_over.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(5 * _LISTEN_S)
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
+            with contextlib.suppress(Exception):  # its store may be gone, and the thread with it
+                self._store.set(_told(self.rank), "")
+            thread.join(_JOIN_S)
 
     def _listen(self, store: Any) -> None:
         outcome = ""
-        while not outcome and not self._is_over.wait(_LISTEN_S):
+        while not outcome and not self._is_over.is_set():
             try:
+                store.wait([_told(self.rank)], _FOR_EVER)
                 if store.check([_OUTCOME]):
                     outcome = _shown(store.get(_OUTCOME))
-                    store.set(f"heard/{self.rank}", "")
+                    self._note_heard(store)
             except RuntimeError:
                 outcome = _NO_STORE
+        if outcome not in ("", _ALL, _NO_STORE):
+            self.heard = outcome
+        self._outcome = outcome
+        self._is_told.set()
         if outcome in ("", _ALL):
             return
-        if outcome != _NO_STORE:
-            self.heard = outcome
-        # The failure may end this rank, too, by an error that says more.
-        if not self._is_over.wait(rank_monitor.GRACE_S):
+        if not self._is_over.wait(rank_monitor.GRACE_S):  # it may end by itself, and say more
             rank_monitor.say(f"[rank: {self.rank}] ends because {outcome}")
             processes.end_now()
 
+    def _note_heard(self, store: Any) -> None:
+        """Tells rank 0, which may hold the store, that this one needs it no more."""
+        store.set(f"{_HEARD}/{self.rank}", "")
+        store.add(_HEARD, 1)
+
     def tell(self, outcome: str) -> None:
-        """Tells the others how this rank ends; rank 0 stays for a moment to be heard."""
+        """Tells the others how it ends; the first rank stays for a moment to be heard."""
+        self._is_over.set()  # its thread is not to end what ends by itself
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(outcome)
             if self.rank == 0:
                 self._stay_until_heard()
 
     def _stay_until_heard(self) -> None:
-        """Keeps the store alive until the others have read the outcome, or some seconds."""
-        others = range(1, self._world_size)
+        """Keeps the store for the others, of which some may not listen."""
         end = time.monotonic() + _HEARD_S
-        while time.monotonic() < end and not all(map(self._is_told, others)):
+        while time.monotonic() < end:
+            dead = [each for each in self._neighbours.dead() if not self._has(f"{_HEARD}/{each}")]
+            is_own = self._has(f"{_HEARD}/{self.rank}")
+            if self._store.add(_HEARD, 0) - is_own + len(dead) >= self._world_size - 1:
+                return
             time.sleep(_POLL_S)
-
-    def _is_told(self, rank: int) -> bool:
-        return self._has(f"heard/{rank}") or processes.has_died(self._process(rank))
 
     def wait(self, within_s: float = math.inf, otherwise: str = "") -> str | None:
         """Waits until all ranks have come to their ends.
@@ -289,20 +324,19 @@ class Farewell:
         """
         end = time.monotonic() + within_s
         try:
-            self._store.set(f"come/{self.rank}", "")
-            while not self._has(_OUTCOME):
-                self._missing = [each for each in self._missing if not self._has(f"come/{each}")]
-                if not self._missing:
-                    self._settle(_ALL)
-                elif (gone := self._who_has_died()) is not None:
+            self._store.set(f"{_COME}/{self.rank}", "")
+            if self._store.add(_COME, 1) == self._world_size:
+                self._settle(_ALL)
+            asks, pause_s = _Asking(self._world_size), _POLL_S
+            while not (outcome := self._how_it_ends(asks)):
+                if (gone := self._who_has_died()) is not None:
                     self._settle(gone)
                 elif time.monotonic() > end:
+                    end = math.inf
                     self._settle(otherwise)
                 else:
-                    time.sleep(_POLL_S)
-            outcome = self._get(_OUTCOME)
-            self._store.set(f"heard/{self.rank}", "")
-            # Rank 0 usually holds the store. If it ended now, the others' last question would fail.
+                    self._is_told.wait(pause_s)
+                    pause_s = min(1.5 * pause_s, _DEATH_S)
             if self.rank == 0 and outcome == _ALL:
                 self._stay_until_heard()
         except RuntimeError:  # torch's of a connection
@@ -310,27 +344,109 @@ class Farewell:
             return _NO_STORE
         return None if outcome == _ALL else outcome
 
+    def _how_it_ends(self, asks: _Asking) -> str:
+        """Returns what was settled; "" if nothing was yet. The thread hears of it, if there is one.
+
+        Args:
+            asks: Says when the store is asked where nobody listens.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return self._outcome
+        if not self._outcome and asks.is_due() and self._has(_OUTCOME):
+            self._outcome = self._get(_OUTCOME)
+            self._note_heard(self._store)
+        return self._outcome
+
     def _settle(self, outcome: str) -> None:
-        """Sets the outcome for all ranks, unless one is set."""
-        # One step in the store: two ranks that settle it at the same time get the same outcome.
-        self._store.compare_set(_OUTCOME, "", outcome)
+        """Says how it ends, for all ranks alike, unless somebody has: then that holds."""
+        is_first = not self._has(_OUTCOME)
+        if is_first and _shown(self._store.compare_set(_OUTCOME, "", outcome)) == outcome:
+            self._tell_all([_told(rank) for rank in range(self._world_size)])
+        else:  # whoever said so first may have died before it has told this one
+            self._store.set(_told(self.rank), "")
+
+    def _tell_all(self, told: list[str]) -> None:
+        if self._store.has_extended_api():
+            self._store.multi_set(told, [""] * len(told))
+        else:
+            for key in told:
+                self._store.set(key, "")
 
     def _who_has_died(self) -> str | None:
-        """Returns which rank of this machine has died without having told so."""
-        for rank in self._missing:
-            if processes.has_died(self._process(rank)) and not self._has(f"come/{rank}"):
+        """Returns which rank has died on this machine without a word."""
+        for rank in self._neighbours.dead():
+            if rank not in self._have_come and not self._has(f"{_COME}/{rank}"):
                 return f"rank {rank} has died"
+            self._have_come.add(rank)
         return None
-
-    def _process(self, rank: int) -> str:
-        """Returns how a rank has described its process; "" if it has not yet."""
-        return self._get(f"process/{rank}") if self._has(f"process/{rank}") else ""
 
     def _has(self, key: str) -> bool:
         return bool(self._store.check([key]))
 
     def _get(self, key: str) -> str:
         return _shown(self._store.get(key))
+
+
+def _told(rank: int) -> str:
+    """Returns the key for which a rank waits."""
+    return f"told/{rank}"
+
+
+class _Asking:
+    """When a rank asks the store again, so that all together ask `_PER_S` times a second at most.
+
+    Args:
+        world_size: How many ranks may ask.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._longest_s = max(1.0, world_size / _PER_S)
+        self._every_s = _POLL_S
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Returns whether it is time, each time a while later."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self._every_s
+        self._every_s = min(2 * self._every_s, self._longest_s)
+        return True
+
+
+class _Neighbours:
+    """The other ranks of this machine, of which this one sees whether they live.
+
+    Args:
+        store: Where they say so.
+        rank: This one.
+        process: How `processes.describe` describes this one.
+        world_size: How many ranks there are on all machines.
+    """
+
+    def __init__(self, store: Any, rank: int, process: str, world_size: int) -> None:
+        self._store, self._rank = store, rank
+        self._host = f"host/{process.rsplit(' ', 2)[0]}"
+        self._others: dict[int, str] = {}
+        self._num_known = 0
+        self._asking = _Asking(world_size)
+        store.set(f"{self._host}/{store.add(self._host, 1)}", f"{rank} {process}")
+
+    def dead(self) -> list[int]:
+        """Returns those that have died, of those that have come into being."""
+        if self._asking.is_due():
+            self._read_new()
+        return [rank for rank, process in self._others.items() if processes.has_died(process)]
+
+    def _read_new(self) -> None:
+        num = int(self._store.add(self._host, 0))
+        for number in range(self._num_known + 1, num + 1):
+            if not self._store.check([f"{self._host}/{number}"]):
+                return  # it is about to say so
+            told, self._num_known = _shown(self._store.get(f"{self._host}/{number}")), number
+            rank, _, process = told.partition(" ")
+            if rank.isdecimal() and int(rank) != self._rank:
+                self._others[int(rank)] = process
 
 
 def _shown(value: bytes) -> str:
