@@ -167,6 +167,10 @@ class _Scene:
             if beat.waits and self._is_heard(rank) and rank not in self._notes
         }
         """Those whose stack shows that they wait, or work, for the card."""
+        # What is asked of all others for each rank is known beforehand: ranks may be thousands.
+        self._furthest = max((b.position for b in running.values() if b.is_training), default=None)
+        self._furthest_in_call = max((running[r].position for r in self._in_call), default=None)
+        self._witness_s = max((still[r] for r in running if self._is_heard(r)), default=0.0)
         late = [rank for rank in running if rank not in self._notes and self._is_late(rank)]
         self._late = [rank for rank in late if self._has_witness(rank)]
 
@@ -189,8 +193,7 @@ class _Scene:
         """
         if self._is_heard(rank):
             return True
-        witnesses = [self._still[other] for other in self._running if self._is_heard(other)]
-        return any(still > self._limit(rank) / 2 for still in witnesses)
+        return self._witness_s > self._limit(rank) / 2
 
     def hung(self) -> list[int]:
         """Returns the ranks that hang, by what is most certain first."""
@@ -198,36 +201,30 @@ class _Scene:
         found = [rank for rank in alone if self._is_waited_for(rank)]
         if not found and self._is_still():
             in_call = [rank for rank in self._late if rank in self._in_call]
-            found = [rank for rank in in_call if self._is_behind_all(rank)] if not alone else []
+            found = self._behind_all(in_call) if not alone else []
             found = found or self._in_python(alone)
         return self._with_their_host(found)
 
     def _is_waited_for(self, rank: int) -> bool:
         position = self._running[rank].position
-        for other, beat in self._running.items():
-            if other == rank:
-                continue
-            is_further = beat.is_training and beat.position > position
-            is_beside = other in self._in_call and beat.position >= position
-            if other in self._notes or is_further or is_beside:
-                return True
-        return False
+        is_passed = self._furthest is not None and self._furthest > position
+        beside = self._furthest_in_call
+        return bool(self._notes) or is_passed or (beside is not None and beside >= position)
 
     def _is_still(self) -> bool:
         return all(self._is_late(rank) or rank in self._notes for rank in self._running)
 
-    def _is_behind_all(self, rank: int) -> bool:
-        """Returns whether all others have come further than this rank, which waits for its card."""
-        position = self._running[rank].position
-        others = [other for other in self._running if other != rank]
-        return bool(others) and all(
-            self._running[other].position > position or other in self._notes for other in others
-        )
+    def _behind_all(self, in_call: list[int]) -> list[int]:
+        """Returns the rank that all others have come further than, if it waits for its card."""
+        positions = sorted(b.position for r, b in self._running.items() if r not in self._notes)
+        if len(self._running) == 1 or positions[:1] == positions[1:2]:
+            return []
+        return [rank for rank in in_call if self._running[rank].position == positions[0]]
 
     def _in_python(self, late: list[int]) -> list[int]:
         """Returns the ranks that stand in Python, if all others let no Python run."""
         found = [rank for rank in late if self._running[rank].is_in_python]
-        others = [self._running[rank] for rank in self._running if rank not in found]
+        others = [self._running[rank] for rank in self._running.keys() - {*found}]
         front = max((self._running[rank].position for rank in found), default=(0, 0))
         are_held = all(beat.mute_s > SILENT_S and beat.position >= front for beat in others)
         return found if others and are_held else []
@@ -235,7 +232,7 @@ class _Scene:
     def _with_their_host(self, hung: list[int]) -> list[int]:
         """What one silent rank has met, others have, some a moment later: their host is cut off."""
         if any(not self._is_heard(rank) for rank in hung):
-            hung = hung + [r for r in self._running if not self._is_heard(r) and r not in hung]
+            hung = [*{*hung, *(rank for rank in self._running if not self._is_heard(rank))}]
         return sorted(hung)
 
     def is_stuck(self) -> bool:

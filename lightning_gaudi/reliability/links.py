@@ -31,7 +31,8 @@ _SIGNATURE_BYTES = hashlib.sha256().digest_size
 _AGAIN_S = 1.0
 _STRANGER_S = 5.0
 _MAX_STRANGERS = 16
-_BACKLOG = 128
+_BACKLOG = 4096
+"""All hosts connect at the same moment; the kernel cuts it to what the system allows."""
 _FAREWELL_S = 1.0
 _POLL_S = 0.05
 
@@ -53,12 +54,10 @@ class Channel:
         """The host that has signed what came, once something has come."""
         self.is_open = True
 
-    def send(self, message: Message) -> None:
-        """Sends a message as fast as the network takes it; drops it while it is far behind."""
-        text = json.dumps(message).encode()
-        if self.is_open and len(self._outgoing) + len(text) < 4 * MAX_BYTES:
-            data = _signature(self._key, text) + text
-            self._outgoing += _LENGTH.pack(len(data)) + data
+    def send(self, data: bytes) -> None:
+        """Sends what `_signed` made as fast as the network takes it; drops it while far behind."""
+        if self.is_open and len(self._outgoing) + len(data) < 4 * MAX_BYTES:
+            self._outgoing += data
             self.flush()
 
     def flush(self) -> None:
@@ -119,6 +118,12 @@ class Channel:
         self._connection.close()
 
 
+def _signed(key: bytes, message: Message) -> bytes:
+    text = json.dumps(message).encode()
+    data = _signature(key, text) + text
+    return _LENGTH.pack(len(data)) + data
+
+
 def _signature(key: bytes, text: bytes) -> bytes:
     return hmac.digest(key, text, "sha256")
 
@@ -155,9 +160,10 @@ class Links:
         """Sends a message to the hosts that this one is connected with."""
         self._number += 1
         message = {**message, "host": self._host, "number": self._number}
+        data = _signed(self._key, message)
         for channel in self._channels:
             if self._host or channel.host is not None:
-                channel.send(message)
+                channel.send(data)
 
     def receive(self) -> list[tuple[int, Message]]:
         """Connects anew if need be, and returns what has come, with the host that it is from."""
@@ -190,8 +196,10 @@ class Links:
 
     def _connect(self) -> None:
         if self._listener is not None:
+            unknown = sum(channel.host is None for channel in self._channels)
+            expected = max(_MAX_STRANGERS, self._num_hosts - 1 - len(self._channels) + unknown)
             with contextlib.suppress(OSError):
-                while sum(channel.host is None for channel in self._channels) < _MAX_STRANGERS:
+                for _ in range(unknown, expected):
                     self._channels.append(Channel(self._listener.accept()[0], self._key))
         elif self._address is not None and not self._channels:
             if time.monotonic() - self._tried_at < _AGAIN_S:

@@ -86,8 +86,8 @@ class Meeting:
 
     def __init__(self, rank: int, others: Sequence[Process], key: str) -> None:
         self.rank, self.others, self.key = rank, others, key
-        names = list(dict.fromkeys(process.host for process in others))
-        self.hosts = [names.index(process.host) for process in others]
+        names = {host: i for i, host in enumerate(dict.fromkeys(each.host for each in others))}
+        self.hosts = [names[process.host] for process in others]
         """The number of the host of each rank."""
         self.is_one_machine = len({name.split()[0] for name in names}) == 1
         self.local = {
