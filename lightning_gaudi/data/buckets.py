@@ -85,7 +85,7 @@ def _fewest_padded_tokens(candidates: IntArray, num_up_to: IntArray, num_buckets
     return [int(candidates[j]) for j in reversed(chosen)]
 
 
-def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[np.int16]:
+def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[np.signedinteger]:
     """Returns the number of the smallest bucket that holds each sample.
 
     Args:
@@ -93,7 +93,7 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[n
         boundaries: ascending: the longest length that each bucket takes.
 
     Returns:
-        [number of samples], counted from 0.
+        [number of samples], counted from 0; of one byte each, up to 128 buckets.
 
     Raises:
         ValueError: for lengths or boundaries that are none, and a sample longer than the last.
@@ -104,14 +104,28 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[n
             f"boundaries must ascend and be at least 1, but are {list(boundaries)}. "
             "Sort them and drop repeated ones, or compute them with optimal_buckets."
         )
-    counted = checked_lengths(lengths)
+    counted = _checked(lengths)
     if (longest := int(counted.max())) > limits[-1]:
         raise ValueError(too_long(longest, int(limits[-1])))
-    return np.searchsorted(limits, counted).astype(np.int16)
+    kind = np.int8 if len(limits) <= np.iinfo(np.int8).max + 1 else np.int16
+    # Looked up, not searched; by the part, since indexing makes eight bytes a sample of it.
+    bucket_of = np.searchsorted(limits, np.arange(longest + 1)).astype(kind)
+    found = np.empty(len(counted), kind)
+    for begin in range(0, len(counted), _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        found[part] = bucket_of[counted[part]]
+    return found
+
+
+_AT_ONCE = 2**18
 
 
 def checked_lengths(lengths: Lengths) -> IntArray:
     """Gives the lengths as an array, which is not empty and holds whole numbers of at least one."""
+    return _checked(lengths).astype(np.int64)
+
+
+def _checked(lengths: Lengths) -> npt.NDArray[np.integer]:
     counted = np.asarray(lengths)
     if counted.ndim != 1 or not len(counted):
         raise ValueError(
@@ -125,7 +139,7 @@ def checked_lengths(lengths: Lengths) -> IntArray:
             f"lengths must be at least 1, but sample {int(counted.argmin())} has {shortest} "
             "token(s). Drop empty samples before bucketing."
         )
-    return counted.astype(np.int64)
+    return counted
 
 
 def check_positive(**settings: int) -> None:

@@ -46,7 +46,7 @@ def evaluation_loader(
         ValueError: for an empty data set and a batch size below one.
     """
     sampler = BucketBatchSampler(
-        np.ones(len(dataset), np.int64),  # type: ignore[arg-type]
+        np.broadcast_to(np.int8(1), len(dataset)),  # type: ignore[arg-type]
         [1],
         batch_size,
         shuffle=False,

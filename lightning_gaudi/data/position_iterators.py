@@ -8,9 +8,10 @@ if they have changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import BatchSampler, Sampler, SequentialSampler, get_worker_info
 from torch.utils.data.dataloader import (
     _MultiProcessingDataLoaderIter,
     _SingleProcessDataLoaderIter,
@@ -68,8 +69,35 @@ class _Drawn(Iterator[Any]):
             return
         if position.start.drawn is not None:
             host_random.put(position.start.drawn)
-        for _ in range(num_passed):
-            next(self._iterator, None)
+        self._iterator = passed_over(self._sampler.indices, self._iterator, num_passed)
+
+
+def passed_over(indices: Any, iterator: Iterator[Any], num_passed: int) -> Iterator[Any]:
+    """Returns an iterator behind what was taken, without making what was.
+
+    Args:
+        indices: A sampler, or torch's batch sampler around one.
+        iterator: Of it, that has given nothing yet.
+        num_passed: How many indices, or batches of them, were taken.
+    """
+    if type(indices) is BatchSampler:
+        num_samples = num_passed * indices.batch_size
+        rest = passed_over(indices.sampler, iter(indices.sampler), num_samples)
+        return iter(BatchSampler(_Once(rest), indices.batch_size, indices.drop_last))
+    if type(indices) is SequentialSampler:
+        return iter(range(num_passed, len(indices)))
+    next(islice(iterator, num_passed, num_passed), None)
+    return iterator
+
+
+class _Once(Sampler[Any]):
+    """A sampler that has begun."""
+
+    def __init__(self, rest: Iterator[Any]) -> None:
+        self._rest = rest
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._rest
 
 
 class Single(_SingleProcessDataLoaderIter):

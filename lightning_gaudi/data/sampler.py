@@ -14,8 +14,12 @@ import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from lightning_gaudi.data.buckets import IntArray, Lengths, bucket_of_each, check_positive
+from lightning_gaudi.data.large_order import BucketIndex, LargeOrder
 
 __all__ = ["BucketBatch", "BucketBatchSampler"]
+
+PLANNED_SAMPLES = 2**16
+"""Up to so many an epoch is planned at its start, in milliseconds; above, batch by batch."""
 
 
 class BucketBatch(list[int]):
@@ -99,6 +103,9 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self.boundaries = [int(boundary) for boundary in boundaries]
         self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
         self._bucket_of = bucket_of_each(lengths, self.boundaries)
+        is_large = len(self._bucket_of) > PLANNED_SAMPLES
+        self._index = BucketIndex(self._bucket_of, len(self.boundaries)) if is_large else None
+        self._identity = self._describe_samples()
         self._num_ranks, self._rank = num_ranks, rank
         self.fills_last = not (shuffle if drop_last is None else drop_last)
         self.multiple_of = 1 if self.fills_last else multiple_of
@@ -125,19 +132,36 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         num_ranks, rank = self._ranks()
         self._check_size(num_ranks)
         epoch, start = self.progress.epoch, self.progress.begin()
-        order, buckets = self._plan(epoch, num_ranks)
-        for step in range(start, len(order)):
-            row = order[step]
-            mine = row[rank::num_ranks]
+        batches = self._batches(epoch, start, rank, num_ranks)
+        for step, (indices, bucket, first) in enumerate(batches, start):
             if self._counts_itself:
                 self.progress.position = step + 1
             yield BucketBatch(
-                mine[mine >= 0].tolist(),
-                length=self.boundaries[buckets[step]],
+                indices,
+                length=self.boundaries[bucket],
                 size=self.batch_size,
-                filler=int(row[0]),
+                filler=first,
                 epoch=epoch,
             )
+
+    def _batches(
+        self, epoch: int, start: int, rank: int, num_ranks: int
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Yields this rank's indices, their bucket, and one sample of it that all ranks know."""
+        if self._index is not None:
+            rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
+            taken = self.batch_size * num_ranks * self.multiple_of
+            num_left_out = 0 if self.fills_last else self.num_items % taken
+            order = LargeOrder(
+                self._index, self.batch_size, (rank, num_ranks), num_left_out, rng
+            )
+            yield from order.batches(start)
+            return
+        planned, buckets = self._plan(epoch, num_ranks)
+        for step in range(start, len(planned)):
+            row = planned[step]
+            mine = row[rank::num_ranks]
+            yield mine[mine >= 0].tolist(), int(buckets[step]), int(row[0])
 
     def _plan(self, epoch: int, num_ranks: int) -> tuple[IntArray, IntArray]:
         """Returns what all ranks do in an epoch.
@@ -180,16 +204,32 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
 
     def _order(self) -> dict[str, Any]:
         """Returns what the batches of an epoch depend on, the same on all ranks."""
-        counts = np.bincount(self._bucket_of, minlength=len(self.boundaries))
         return {
-            "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
-            "checksum of their buckets": zlib.crc32(self._bucket_of.tobytes()),
+            **self._identity,
             "batch_size": self.batch_size,
             "num_ranks": self._ranks()[0],
             "shuffle": self.shuffle,
             "seed": self.seed,
             "drop_last": not self.fills_last,
             "multiple_of": self.multiple_of,
+        }
+
+    def _describe_samples(self) -> dict[str, Any]:
+        """Returns which samples there are, as far as their buckets tell, and how they are drawn.
+
+        It is made once, since it looks at all of them.
+        """
+        if self._index is not None:
+            counts = self._index.counts
+            more = {"how batches are drawn": "each by itself"}
+            checksum = zlib.crc32(self._bucket_of)
+        else:
+            counts, more = np.bincount(self._bucket_of, minlength=len(self.boundaries)), {}
+            checksum = zlib.crc32(self._bucket_of.astype(np.int16))
+        return {
+            "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
+            "checksum of their buckets": checksum,
+            **more,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
