@@ -34,20 +34,23 @@ class Whereabouts(NamedTuple):
     """The collective in which it waits for other ranks, or None."""
     last_collective: str | None
     since: float
-    """When it got there, in seconds of `time.monotonic`."""
+    """When it came here, in seconds of `time.monotonic`."""
+    pace: tuple[float, float] = (0.0, 0.0)
+    """What it took for what it does by itself, on the host and on its card; see `note_pace`."""
 
 
 RECORD_BYTES = 512
 """The memory of a copy."""
 
 _NUMBER = struct.Struct("<Q")
-_RECORD = struct.Struct("<q?qqd64s64s64s")
+_RECORD = struct.Struct("<q?qqddd64s64s64s")
 _TRIES = 20
 
 _START = "the start"
 
 _now = Whereabouts(0, _START, False, (0, 0), None, None, time.monotonic())
 _copy: mmap | None = None
+_waited_s = 0.0
 _number = 0
 """The version of the copy: even when it is whole, odd while it is being written (a seqlock)."""
 
@@ -95,6 +98,7 @@ def _note(found: Whereabouts) -> None:
         found.is_training,
         *found.position,
         found.since,
+        *found.pace,
         found.place.encode(),
         (found.collective or "").encode(),
         (found.last_collective or "").encode(),
@@ -115,12 +119,13 @@ def read(memory: mmap) -> Whereabouts | None:
 
 
 def _made_of(values: tuple[Any, ...]) -> Whereabouts | None:
-    step, is_training, batch, count, since, *names = values
-    if not math.isfinite(since):
+    step, is_training, batch, count, since, host_s, card_s, *names = values
+    if not math.isfinite(since + host_s + card_s):
         return None
     place, *collectives = (name.rstrip(b"\0").decode(errors="replace") for name in names)
     current, last = (name or None for name in collectives)
-    return Whereabouts(step, place, is_training, (batch, count), current, last, since)
+    position, pace = (batch, count), (host_s, card_s)
+    return Whereabouts(step, place, is_training, position, current, last, since, pace)
 
 
 def enter(
@@ -144,8 +149,24 @@ def enter(
             None,
             _now.last_collective,
             time.monotonic(),
+            _now.pace,
         )
     )
+
+
+def note_pace(host_s: float, card_s: float) -> None:
+    """Notes what this rank takes for what it does by itself.
+
+    Args:
+        host_s: Seconds of the host, what it waits for others left out.
+        card_s: Seconds of its card; 0 if that is not known.
+    """
+    _note(_now._replace(pace=(host_s, card_s)))
+
+
+def waited_s() -> float:
+    """Returns for how many seconds this process has waited for other ranks, all together."""
+    return _waited_s
 
 
 def untold() -> Whereabouts:
@@ -179,11 +200,15 @@ def waiting(collective: str) -> Iterator[None]:
         collective: Its name.
     """
     here = _now._replace(collective=collective, last_collective=collective)
-    _note(here._replace(since=time.monotonic()))
+    global _waited_s
+    began = time.monotonic()
+    _note(here._replace(since=began))
     try:
         yield
     finally:
-        _note(_now._replace(collective=None, since=time.monotonic()))
+        ended = time.monotonic()
+        _waited_s += ended - began
+        _note(_now._replace(collective=None, since=ended))
 
 
 MAX_AHEAD_S = 86400.0

@@ -98,6 +98,9 @@ class Reliability(SettingCallback):
         watchdog: a rank that hangs or has died is named, and all ranks end.
         watchdog_timeout_s: how long a rank may be silent; None for the process group's timeout.
         trust_checkpoints: whether loading a checkpoint may run code that is in it.
+        slow_rank_factor: how many times as long as the others a rank takes for what it does by
+            itself that is named as slow; None for none.
+        slow_rank_s: for how many seconds it must have been so slow.
 
     Raises:
         ValueError: A value is none of these.
@@ -117,6 +120,8 @@ class Reliability(SettingCallback):
         watchdog: bool = True,
         watchdog_timeout_s: float | None = None,
         trust_checkpoints: bool = False,
+        slow_rank_factor: float | None = 1.5,
+        slow_rank_s: float = 60.0,
     ) -> None:
         self.settings = ReliabilitySettings(
             exact_resume,
@@ -128,5 +133,7 @@ class Reliability(SettingCallback):
             watchdog,
             watchdog_timeout_s,
             trust_checkpoints,
+            slow_rank_factor,
+            slow_rank_s,
         )
         super().__init__(self.settings)

@@ -166,7 +166,8 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
     if not settings.watchdog or dist.get_world_size() == 1 or watchdog.knows(group):
         return
     board = Board.new(_limits(settings, timeout))
-    told = collectives.gather_objects((stacks.prepare(board.path), secrets.token_hex()))
+    own = stacks.prepare(board.path)._replace(module=vendor.bound_module())
+    told = collectives.gather_objects((own, secrets.token_hex()))
     others = [process for process, _ in told]
     meeting = watchdog.Meeting(dist.get_rank(), others, told[0][1])
     if len(set(meeting.hosts)) > 1:
@@ -198,4 +199,6 @@ def adapt(settings: ReliabilitySettings, timeout: timedelta | None) -> None:
 
 def _limits(settings: ReliabilitySettings, timeout: timedelta | None) -> Limits:
     timeout = timeout or dist.distributed_c10d.default_pg_timeout
-    return watchdog.limits(timeout, settings.watchdog_timeout_s)
+    return watchdog.limits(timeout, settings.watchdog_timeout_s)._replace(
+        slow_factor=settings.slow_rank_factor or 0.0, slow_s=settings.slow_rank_s
+    )

@@ -20,6 +20,7 @@ from lightning_gaudi._core import collectives, vendor
 from lightning_gaudi.compilation.compiler import Compiler
 from lightning_gaudi.compilation.model import CompiledWhole, check_options
 from lightning_gaudi.compilation.settings import SETTING as COMPILATION, Choice, Compilation
+from lightning_gaudi.reliability import watchdog
 from lightning_gaudi.reliability.guard import RunGuard
 from lightning_gaudi.reliability.settings import (
     SETTING as RELIABILITY,
@@ -256,6 +257,11 @@ class RankedMixin(HPUMixin):
     def process_group_backend(self) -> str:
         """HCCL for tensors on an HPU, and the user's backend for others."""
         return self._process_group_backend or BACKEND
+
+    @property
+    def slow_ranks(self) -> list[str]:
+        """On rank 0, what the watchdog has said of ranks that are slower than the others."""
+        return watchdog.slow_ranks()
 
     def validate_for_hpu(self, typed: str) -> None:
         """Checks what the user passed: the backend, and how processes are started."""

@@ -18,6 +18,7 @@ from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.processes.rank_monitor import say
 
 from .finite import NUM_LEFT_OUT, FiniteLosses, left_out, not_finite
+from .pace import Pace
 from .settings import ReliabilitySettings
 
 
@@ -91,6 +92,7 @@ class RunGuard:
     def __init__(self, run: Run, parts: Sequence[Part] = ()) -> None:
         self.losses = LossWatch(run)
         self.parts: Sequence[Part] = (self.losses, *parts)
+        self._pace = Pace(run) if getattr(run, "is_ranked", False) else None
         self.num_steps = 0
         """Steps of the optimizer."""
         self._first_step = 0
@@ -109,6 +111,8 @@ class RunGuard:
     def begin(self) -> None:
         """See `Part.begin`."""
         self._first_step = self.num_steps
+        if self._pace is not None:
+            self._pace.begin()
         for part in self.parts:
             part.begin()
 
@@ -129,9 +133,13 @@ class RunGuard:
         for part in self.parts:
             part.batch()
         self.note("forward", num_steps + 1, new_batch=True)
+        if self._pace is not None:
+            self._pace.batch()
 
     def loss(self, loss: Tensor) -> None:
         """See `Part.loss`."""
+        if self._pace is not None:
+            self._pace.loss()
         for part in self.parts:
             part.loss(loss, self.num_steps + 1)
 
@@ -141,6 +149,8 @@ class RunGuard:
         self.note("between two steps", self.num_steps)
         for part in self.parts:
             part.step(self.num_steps)
+        if self._pace is not None:  # last: others may wait there for the card
+            self._pace.step(self.num_steps)
 
     def save(self, state: Any) -> None:
         """See `Part.save`."""

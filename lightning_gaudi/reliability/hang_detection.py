@@ -61,6 +61,8 @@ class Beat(NamedTuple):
     """Whether it compiles, or computes within a call for the card."""
     is_in_python: bool = False
     """Whether that call is one of Python's own or the user's, and Python goes on beside it."""
+    pace: tuple[float, float] = (0.0, 0.0)
+    """See `progress.Whereabouts.pace`."""
 
     @classmethod
     def read(cls, values: Any) -> Beat:
@@ -74,7 +76,10 @@ class Beat(NamedTuple):
         position = values[cls._fields.index("position")]
         if not isinstance(position, list):
             raise ValueError("The position in a heartbeat is a pair of numbers.")
-        beat = cls(*values)._replace(position=tuple(position))
+        pace = values[cls._fields.index("pace")]
+        if not isinstance(pace, list) or len(pace) != 2:
+            raise ValueError("The pace in a heartbeat is a pair of numbers.")
+        beat = cls(*values)._replace(position=tuple(position), pace=tuple(pace))
         _check_types(beat)
         return beat
 
@@ -98,7 +103,7 @@ def _check_types(beat: Beat) -> None:
         or any(len(each or "") > MAX_TEXT for each in texts)
     ):
         raise ValueError("A heartbeat has a value of another type or size.")
-    for seconds in (beat.still_s, beat.mute_s):
+    for seconds in (beat.still_s, beat.mute_s, *beat.pace):
         if type(seconds) not in (int, float) or not (0 <= seconds < 2**63):
             raise ValueError("A heartbeat has a time that is none.")
 
@@ -108,6 +113,10 @@ class Limits(NamedTuple):
 
     training_s: float
     other_s: float
+    slow_factor: float = 0.0
+    """How many times as long as others a rank takes that is called slow; 0 to compare none."""
+    slow_s: float = 60.0
+    """For how long."""
 
 
 class Verdict(NamedTuple):

@@ -4,7 +4,8 @@ It belongs to no file. Whoever opens it does so through `/proc`, which the kerne
 user and to nobody else; so no other tenant of the machine reads or writes it. What a rank notes
 (`_core.progress`) is read there while that rank lets no Python run.
 
-Layout: where the rank is; numbers (`_NUMBERS`); an order of the watching process's; a stack.
+Layout: where the rank is; numbers (`_NUMBERS`); an order of the watching process's; what that has
+said of slow ranks; a stack.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from .hang_detection import FAILED, LEFT, RUNS, Limits
 
 _NUMBERS = progress.RECORD_BYTES
 _ORDER = 1024
+_NEWS = 16 * 1024
 _STACK = 32 * 1024
 BOARD_BYTES = 64 * 1024
 
 _DOUBLE, _COUNT = struct.Struct("<d"), struct.Struct("<I")
-_PYTHON_AT, _TRAINING_S, _OTHER_S = (_NUMBERS + 8 * place for place in range(3))
-_STATE, _HAS_READ, _MAY_END, _WANTED, _GIVEN = (_NUMBERS + 24 + 4 * place for place in range(5))
+_PYTHON_AT, *_LIMITS = (_NUMBERS + 8 * place for place in range(1 + len(Limits._fields)))
+_COUNTS = _NUMBERS + 8 * (1 + len(Limits._fields))
+_STATE, _HAS_READ, _MAY_END, _WANTED, _GIVEN = (_COUNTS + 4 * place for place in range(5))
 
 _STATES = (RUNS, LEFT, FAILED)
 
@@ -83,11 +86,11 @@ class Board:
     @property
     def limits(self) -> Limits:
         """What this rank wants."""
-        return Limits(self._double(_TRAINING_S), self._double(_OTHER_S))
+        return Limits(*map(self._double, _LIMITS))
 
     @limits.setter
     def limits(self, value: Limits) -> None:
-        for place, seconds in zip((_TRAINING_S, _OTHER_S), value, strict=True):
+        for place, seconds in zip(_LIMITS, value, strict=True):
             _DOUBLE.pack_into(self.memory, place, seconds)
 
     def note_python(self) -> None:
@@ -102,11 +105,20 @@ class Board:
     @property
     def order(self) -> str:
         """Why the rank is to end; "" while it need not."""
-        return self._text(_ORDER, _STACK)
+        return self._text(_ORDER, _NEWS)
 
     @order.setter
     def order(self, reason: str) -> None:
-        self._set_text(_ORDER, _STACK, reason)
+        self._set_text(_ORDER, _NEWS, reason)
+
+    @property
+    def news(self) -> list[str]:
+        """What the watching process has said of slow ranks, the last of it; on rank 0."""
+        return self._text(_NEWS, _STACK).splitlines()
+
+    @news.setter
+    def news(self, lines: list[str]) -> None:
+        self._set_text(_NEWS, _STACK, "\n".join(lines))
 
     @property
     def has_read(self) -> bool:

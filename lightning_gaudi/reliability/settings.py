@@ -20,6 +20,16 @@ VARIABLE = "LIGHTNING_GAUDI_RELIABILITY"
 _SWITCHES = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 
+_NUMBERS = {
+    "watchdog_timeout_s": (0, "time in seconds"),
+    "slow_rank_factor": (1, "number"),
+    "slow_rank_s": (0, "time in seconds"),
+}
+"""By the name of a setting that is no switch, what it must be above, and what it is."""
+
+_OPTIONAL = ("watchdog_timeout_s", "slow_rank_factor")
+
+
 @dataclass(frozen=True)
 class ReliabilitySettings:
     """What is done so that no run is lost. Each part can be switched off alone.
@@ -50,18 +60,24 @@ class ReliabilitySettings:
     """How long a rank may be silent; None for the timeout of the process group."""
     trust_checkpoints: bool = False
     """Whether loading a checkpoint may run code that is in it. Only for files of your own."""
+    slow_rank_factor: float | None = 1.5
+    """A rank that takes so many times as long as the others for what it does by itself is named by
+    the watchdog; None for none."""
+    slow_rank_s: float = 60.0
+    """For how long it must have been so slow."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name != "watchdog_timeout_s" and not isinstance(value, bool):
+            if each.name not in _NUMBERS and not isinstance(value, bool):
                 raise ValueError(f"{each.name}={value!r} is neither True nor False.")
-        seconds = self.watchdog_timeout_s
-        if seconds is not None and (
-            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
-        ):
-            raise ValueError(f"watchdog_timeout_s={seconds!r} is no time in seconds above 0.")
+        for name, (least, form) in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > least:
+                raise ValueError(f"{name}={value!r} is no {form} above {least}.")
 
 
 NAMES = tuple(each.name for each in fields(ReliabilitySettings))
@@ -83,7 +99,7 @@ def _pairs(text: str) -> dict[str, Any]:
         check_name(name, (*NAMES, "on", "off"), _FORMS)
         if name not in NAMES:
             raise ValueError(f"{pair.strip()!r} is no part of it: on and off stand alone. {_FORMS}")
-        found[name] = _number(value) if name == "watchdog_timeout_s" else _switch(name, value)
+        found[name] = _number(name, value) if name in _NUMBERS else _switch(name, value)
     return found
 
 
@@ -93,11 +109,13 @@ def _switch(name: str, value: str) -> bool:
     return _SWITCHES[value.lower()]
 
 
-def _number(value: str) -> float:
+def _number(name: str, value: str) -> float | None:
+    if name == "slow_rank_factor" and _SWITCHES.get(value.lower(), True) is False:
+        return None
     try:
         return float(value)
     except ValueError:
-        raise ValueError(f"watchdog_timeout_s={value!r} is no time in seconds.") from None
+        raise ValueError(f"{name}={value!r} is no {_NUMBERS[name][1]}.") from None
 
 
 def _read(value: Any) -> ReliabilitySettings | None:

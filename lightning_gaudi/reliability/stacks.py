@@ -49,6 +49,8 @@ class Process(NamedTuple):
     """The file that it writes its stack to."""
     board: str = ""
     """The memory in which it notes where it is."""
+    module: str = ""
+    """The slot of its card in the server."""
 
 
 def prepare(board: str = "") -> Process:

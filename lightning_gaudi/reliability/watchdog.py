@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -122,6 +123,11 @@ def change(found: Limits | None) -> None:
         stop()
     elif _current is not None:
         _current.board.limits = found
+
+
+def slow_ranks() -> list[str]:
+    """Returns what was said of slow ranks, for rank 0; the newest last."""
+    return [] if _current is None else _current.board.news
 
 
 @atexit.register
@@ -235,6 +241,7 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
         },
         "address": meeting.address,
         "listener": None if listener is None else listener.fileno(),
+        "hl_smi": shutil.which("hl-smi"),
     }
     # Blocked until it ignores them, which it does once it has imported what it needs.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SURVIVED)

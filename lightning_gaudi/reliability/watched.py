@@ -92,6 +92,7 @@ class WatchedRank:
             call is not None and call.waits,
             call is not None and (call.compiles or (call.waits and self._computes())),
             call is not None and call.is_known and mute_s < SILENT_S,
+            here.pace,
         )
 
     def _computes(self) -> bool:

@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from lightning_gaudi._core import progress
@@ -28,8 +29,10 @@ from lightning_gaudi._core.processes.rank_monitor import say
 from lightning_gaudi.untrusted import printable
 
 from . import stacks
+from .cards import CardQuestion
 from .hang_detection import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
 from .links import Links, Message
+from .slow_ranks import Slow, SlowRanks
 from .stacks import Process, innermost
 from .watched import WatchedRank
 
@@ -50,6 +53,9 @@ _MAX_STACK = 32000
 _MAX_SENT_STACK = 6000
 _MAX_REASON = 4000
 _NICE = 5
+_COMPARE_S = 2.0
+_CARD_S = 8.0
+_MAX_NEWS = 16
 
 
 class Watcher:
@@ -61,6 +67,7 @@ class Watcher:
         hosts: The number of the host of each rank of all; that of rank 0's is 0.
         host: The number of this one.
         links: To the others.
+        tool: Where `hl-smi` is.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Watcher:
         hosts: list[int],
         host: int,
         links: Links,
+        tool: str | None = None,
     ) -> None:
         self._ranks, self._hosts, self._host, self._links = ranks, hosts, host, links
         self._beats = dict(gone)
@@ -80,6 +88,14 @@ class Watcher:
         self._sent_at = 0.0
         self._lonely_since: float | None = None
         self._has_warned = False
+        self._slow = SlowRanks(0.0, 0.0)
+        self._compared_at = 0.0
+        self._tool = tool
+        self._asked_for: dict[int, Slow] = {}
+        """Slow ranks of which nobody has been told yet: what their cards say is on its way."""
+        self._questions: dict[int, CardQuestion] = {}
+        self._cards: dict[int, str] = {}
+        self._news: list[str] = []
 
     def run(self) -> None:
         """Watches until all ranks of this host have ended, or must."""
@@ -91,6 +107,7 @@ class Watcher:
             if (verdict := self._judge()) is not None:
                 self._end(verdict, None, {})
                 return
+            self._compare()
             self._tell()
             time.sleep(_POLL_S)
         self._links.finish(self._report())
@@ -122,7 +139,49 @@ class Watcher:
         mine = {n: beat for n, beat in self._beats.items() if self._hosts[n] == self._host}
         told = [number for number, rank in sorted(self._ranks.items()) if rank.stack][:_MAX_STACKS]
         found = {str(n): innermost(self._ranks[n].stack, _MAX_SENT_STACK) for n in told}
-        return {"beats": {str(number): beat for number, beat in mine.items()}, "stacks": found}
+        report: Message = {"beats": {str(n): beat for n, beat in mine.items()}, "stacks": found}
+        if self._asked_for:
+            report["slow"] = sorted(self._asked_for)[:_MAX_STACKS]
+        if cards := {str(n): told for n, told in self._cards.items() if n in self._ranks}:
+            report["cards"] = cards
+        return report
+
+    def _compare(self) -> None:
+        """Names ranks that have become slow, once it is known what `hl-smi` says of their cards."""
+        now = time.monotonic()
+        self._ask_cards(self._asked_for)
+        if self._host != 0 or now - self._compared_at < _COMPARE_S:
+            return
+        self._compared_at, limits = now, self._limits()
+        if (limits.slow_factor, limits.slow_s) != (self._slow.factor, self._slow.for_s):
+            self._slow = SlowRanks(limits.slow_factor, limits.slow_s)
+        if not limits.slow_factor:
+            return
+        paces = {n: b.pace for n, b in self._beats.items() if b.state == RUNS and b.is_training}
+        for slow in self._slow.look(paces, now):
+            self._cards.pop(slow.rank, None)
+            self._asked_for[slow.rank] = slow
+        for rank, slow in list(self._asked_for.items()):
+            card = self._cards.get(rank)
+            if card is None and now - slow.since < limits.slow_s + _CARD_S:
+                continue
+            del self._asked_for[rank]
+            told = f"{slow.told(now)}; {card or 'its card could not be asked'}"
+            say(told)
+            self._news = [*self._news, told][-_MAX_NEWS:]
+            if 0 in self._ranks:
+                self._ranks[0].board.news = self._news
+
+    def _ask_cards(self, wanted: Iterable[int]) -> None:
+        """Asks `hl-smi` for the cards of ranks of this host, and takes its answers."""
+        for rank in wanted:
+            if rank in self._ranks and rank not in self._questions and rank not in self._cards:
+                module = self._ranks[rank].process.module
+                self._questions[rank] = CardQuestion(self._tool, module)
+        for rank, question in list(self._questions.items()):
+            if (answer := question.answer()) is not None:
+                self._cards[rank] = answer
+                del self._questions[rank]
 
     def _tell(self) -> None:
         if time.monotonic() - self._sent_at > _SEND_S:
@@ -145,6 +204,15 @@ class Watcher:
                 raise ValueError("A host speaks of its own ranks.")
             self._beats[number] = Beat.read(values)
         self._heard_at[host] = time.monotonic()
+        if host == 0:
+            wanted = [n for n in message.get("slow", ()) if type(n) is int and n in self._ranks]
+            for rank in self._cards.keys() - {*wanted}:
+                del self._cards[rank]  # another time it is asked anew
+            self._ask_cards(wanted)
+        elif self._host == 0:
+            for text, card in message.get("cards", {}).items():
+                if isinstance(card, str) and self._hosts[int(text)] == host:
+                    self._cards[int(text)] = printable(card, max_chars=400)
         for text, stack in message.get("stacks", {}).items():
             if isinstance(stack, str) and self._hosts[int(text)] == host:
                 self._stacks[int(text)] = stack[:_MAX_STACK]
@@ -322,7 +390,7 @@ def main() -> None:
         except OSError:  # it has ended already
             gone[int(number)] = _gone(process)
     if ranks:
-        Watcher(ranks, gone, task["hosts"], task["host"], links).run()
+        Watcher(ranks, gone, task["hosts"], task["host"], links, task["hl_smi"]).run()
 
 
 def _gone(process: Process) -> Beat:

@@ -148,3 +148,9 @@ def files(trainer: Trainer, folder: Path, *, has_picture: bool) -> list[Line | R
     ]
     report = f"{folder / 'report.html'}"
     return [*lines, ("this report", f"{report}, report.png" if has_picture else report)]
+
+
+def slow_ranks(trainer: Trainer) -> list[tuple[str, str]]:
+    """Returns what the watchdog has said of ranks that are slower than the others."""
+    told = getattr(trainer.strategy, "slow_ranks", [])
+    return [(f"rank {text.split()[1]}", text) for text in told if text.startswith("rank ")]

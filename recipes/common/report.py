@@ -114,6 +114,7 @@ class RunReport(Callback):
             section(
                 "Device", findings.device(trainer, _find(trainer, GraphMonitor), len(self._shapes))
             ),
+            section("Slow ranks", findings.slow_ranks(trainer)),
             section(
                 "Files",
                 findings.files(trainer, run_folder(trainer), has_picture=bool(self._panels)),

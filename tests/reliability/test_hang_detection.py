@@ -167,11 +167,15 @@ def test_the_account_has_every_rank_and_few_lines():
         ("ended", 9),
         ("call", ["x"]),
         ("waits", "yes"),
+        ("pace", 1.0),
+        ("pace", [0.1]),
+        ("pace", [0.1, -1]),
+        ("pace", [0.1, "x"]),
     ],
 )
 def test_a_heartbeat_of_another_type_is_refused(field, value):
     values = list(_beat())
-    values[3:] = [[4, 0] if each == (4, 0) else each for each in values[3:]]
+    values = [list(each) if isinstance(each, tuple) else each for each in values]
     assert Beat.read(values) == _beat()
     values[Beat._fields.index(field)] = value
     with pytest.raises(ValueError, match="heartbeat"):

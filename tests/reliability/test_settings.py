@@ -32,6 +32,8 @@ _NOTHING = ReliabilitySettings(
         (False, _NOTHING),
         ("watchdog=off, async_save=on", ReliabilitySettings(watchdog=False, async_save=True)),
         ("watchdog_timeout_s=90", ReliabilitySettings(watchdog_timeout_s=90.0)),
+        ("slow_rank_factor=2", ReliabilitySettings(slow_rank_factor=2.0)),
+        ("slow_rank_factor=off", ReliabilitySettings(slow_rank_factor=None)),
         ({"stop_on_nan": False}, ReliabilitySettings(stop_on_nan=False)),
         (None, None),
     ],
@@ -54,6 +56,9 @@ def test_a_value_is_a_word_pairs_or_a_mapping(
         ("watchdog", "watchdog='' is neither on nor off"),
         ("watchdog_timeout_s=soon", "watchdog_timeout_s='soon' is no time in seconds"),
         ({"watchdog_timeout_s": 0}, "watchdog_timeout_s=0 is no time in seconds above 0"),
+        ({"slow_rank_factor": 1}, "slow_rank_factor=1 is no number above 1"),
+        ("slow_rank_s=soon", "slow_rank_s='soon' is no time in seconds"),
+        ({"slow_rank_s": None}, "slow_rank_s=None is no time in seconds above 0"),
         ({"watchdog": "off"}, "watchdog='off' is neither True nor False"),
         ({"watchdogs": True}, "There is no 'watchdogs'"),
         (3, "3 does not say what to keep. Pass 'on', 'off'"),
@@ -102,6 +107,6 @@ def test_the_callback_has_the_same_switches_with_the_same_defaults() -> None:
     assert Reliability().settings == ReliabilitySettings()
     defaults = ReliabilitySettings()
     values = {name: not getattr(defaults, name) for name in settings.NAMES}
-    values["watchdog_timeout_s"] = 9.0
+    values |= {"watchdog_timeout_s": 9.0, "slow_rank_factor": 3.0, "slow_rank_s": 5.0}
     for name, value in values.items():
         assert getattr(Reliability(**{name: value}).settings, name) == value

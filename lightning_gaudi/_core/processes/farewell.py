@@ -32,8 +32,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from multiprocessing import parent_process, util
 from datetime import timedelta
+from multiprocessing import parent_process, util
 from typing import Any
 
 import torch.distributed as dist
