@@ -13,6 +13,7 @@ Feistel cipher over a x b numbers, and walking in a cycle to stay below n.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -21,19 +22,19 @@ import numpy.typing as npt
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
 
-_BLOCK = 256
-_NUM_ROUNDS = 6
-_MAX_AHEAD = 64
+_BLOCK = 128
+_NUM_ROUNDS = 4
+_MAX_AHEAD = 16
 """Batches that are computed together: numpy's calls cost more than what they compute for one."""
 
-_BLOCKS_AT_ONCE = 2**12
+_BLOCKS_AT_ONCE = 2**13
 
 
 class BucketIndex:
     """Where in a data set the samples of each bucket lie.
 
     Args:
-        bucket_of: [N], small integers: the bucket of each sample.
+        bucket_of: [N], small integers: the bucket of each sample; a block of them at least.
         num_buckets: K.
     """
 
@@ -66,12 +67,12 @@ class BucketIndex:
             numbers: [n], from 0.
         """
         blocks = np.empty_like(numbers)
+        # Of the row's own type: else numpy makes another row of it.
+        wanted = numbers.astype(self._num_before.dtype)
         for bucket in set(buckets.tolist()):
             is_here = buckets == bucket
-            # Of the row's own type: else numpy makes another row of it.
-            wanted = numbers[is_here].astype(self._num_before.dtype)
-            found = np.searchsorted(self._num_before[bucket], wanted, side="right")
-            blocks[is_here] = found - 1
+            blocks[is_here] = self._num_before[bucket].searchsorted(wanted[is_here], "right")
+        blocks -= 1
         ahead = numbers - self._num_before[buckets, blocks]
         same = self._block(blocks) == buckets[:, None].astype(self._bucket_of.dtype)
         before = same.cumsum(axis=1, dtype=np.int16) <= ahead[:, None].astype(np.int16)
@@ -94,14 +95,14 @@ class Shuffled:
 
     Args:
         size: n.
-        rng: What its keys are drawn from.
+        keys: [rounds], of 64 bits; each other ones give another permutation.
     """
 
-    def __init__(self, size: int, rng: np.random.Generator) -> None:
+    def __init__(self, size: int, keys: npt.NDArray[np.uint64]) -> None:
         self._size = size
-        self._left = int(np.ceil(np.sqrt(max(size, 1))))
+        self._left = math.isqrt(max(size, 1) - 1) + 1
         self._right = -(-max(size, 1) // self._left)
-        self._keys = list(rng.integers(2**64, size=_NUM_ROUNDS, dtype=np.uint64))
+        self._keys = list(keys)
 
     def __call__(self, numbers: IntArray) -> IntArray:
         """Returns what stands at some places.
@@ -115,7 +116,7 @@ class Shuffled:
         return found
 
     def _encipher(self, numbers: IntArray) -> IntArray:
-        left, right = numbers // self._right, numbers % self._right
+        left, right = np.divmod(numbers, self._right)
         for index, key in enumerate(self._keys):
             if index % 2:
                 right = (right + _mixed(left, key, self._right)) % self._right
@@ -165,7 +166,9 @@ class LargeOrder:
         self._within: list[Shuffled] | None = None
         self._steps: Shuffled | None = None
         if rng is not None:
-            self._within = [Shuffled(int(count), rng) for count in counts]
+            shape = (len(counts) + 1, _NUM_ROUNDS)
+            *keys, of_steps = rng.integers(2**64, size=shape, dtype=np.uint64)
+            self._within = list(map(Shuffled, counts.tolist(), keys))
             out = rng.choice(total, num_left_out, replace=False, shuffle=False)
             which = np.searchsorted(counts.cumsum(), out, side="right")
             counts = counts - np.bincount(which, minlength=len(counts))
@@ -173,8 +176,8 @@ class LargeOrder:
         self._per_step = per_rank * self._num_ranks
         self._num_samples = total - num_left_out
         self._num_steps = -(-self._num_samples // self._per_step)
-        if rng is not None and len(counts) > 1:  # else in random order as they are
-            self._steps = Shuffled(self._num_steps, rng)
+        if rng is not None and len(counts) > 1:  # else they are in random order
+            self._steps = Shuffled(self._num_steps, of_steps)
 
     def __len__(self) -> int:
         return self._num_steps

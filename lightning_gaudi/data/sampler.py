@@ -152,9 +152,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
             rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
             taken = self.batch_size * num_ranks * self.multiple_of
             num_left_out = 0 if self.fills_last else self.num_items % taken
-            order = LargeOrder(
-                self._index, self.batch_size, (rank, num_ranks), num_left_out, rng
-            )
+            order = LargeOrder(self._index, self.batch_size, (rank, num_ranks), num_left_out, rng)
             yield from order.batches(start)
             return
         planned, buckets = self._plan(epoch, num_ranks)
