@@ -15,6 +15,7 @@ GROUPS = {
     "distributed": "DDP and shards",
     "checkpoints": "Checkpoints",
     "generation": "Texts and pictures",
+    "growth": "How cost grows with ranks, rows and layers",
     "import": "Import",
 }
 """By name, the titles of what is shown together, in the order of the results."""
@@ -56,6 +57,9 @@ _ALL = (
     Benchmark("checkpoint_loading", "checkpoints"),
     Benchmark("generation", "generation", modes=(EAGER, LAZY)),
     Benchmark("pictures", "generation"),
+    Benchmark("growth_ranks", "growth", num_cards=0),
+    Benchmark("growth_rows", "growth", num_cards=0),
+    Benchmark("growth_layers", "growth"),
     Benchmark("import_cost", "import", num_cards=0),
 )
 BENCHMARKS = {each.name: each for each in _ALL}

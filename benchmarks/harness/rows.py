@@ -28,6 +28,8 @@ class Row:
     num_rounds: int = 1
     detail: str = ""
     """What to know beside the figure."""
+    curve: tuple[tuple[float, float], ...] = ()
+    """Where the figure is an exponent: sizes, and what was measured at each."""
 
     @property
     def is_kept(self) -> bool:
@@ -44,7 +46,9 @@ class Row:
     def from_json(cls, found: dict[str, Any]) -> Row:
         """What `as_json` made."""
         quartiles = found["quartiles"]
-        return cls(**found | {"quartiles": quartiles and (quartiles[0], quartiles[1])})
+        curve = tuple((size, value) for size, value in found.get("curve", ()))
+        both = quartiles and (quartiles[0], quartiles[1])
+        return cls(**found | {"quartiles": both, "curve": curve})
 
 
 def of_rounds(name: str, figures: Sequence[float], unit: str, **more: Any) -> Row:

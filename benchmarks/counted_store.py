@@ -1,0 +1,99 @@
+"""A store in memory that counts what is asked of it, for thousands of ranks in one process.
+
+It answers as torch's, of which each rank would have two connections. Our own code asks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+TIMEOUT = timedelta(seconds=100)
+
+
+class CountedStore(Store):  # type: ignore[misc]
+    """All ranks have the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._values: dict[str, bytes] = {}
+        self._awaited: dict[str, threading.Event] = {}
+        self._begin = time.monotonic()
+        self._in_slot: dict[int, int] = {}
+
+    def _note(self) -> None:
+        slot = int(time.monotonic() - self._begin)
+        self._in_slot[slot] = self._in_slot.get(slot, 0) + 1
+
+    @property
+    def num_requests(self) -> int:
+        """How many there were; one for many keys is one."""
+        return sum(self._in_slot.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """What keys and values take."""
+        return sum(len(key) + len(value) for key, value in self._values.items())
+
+    @property
+    def timeout(self) -> timedelta:
+        return TIMEOUT
+
+    def clone(self) -> CountedStore:
+        return self
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def _put(self, key: str, value: bytes | str) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        if (waiting := self._awaited.pop(key, None)) is not None:
+            waiting.set()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        with self._lock:
+            self._note()
+            self._put(key, value)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        with self._lock:
+            self._note()
+            for key, value in zip(keys, values, strict=True):
+                self._put(key, value)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            self._note()
+            found = int(self._values.get(key, b"0")) + amount
+            self._put(key, str(found))
+            return found
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        with self._lock:
+            self._note()
+            if key not in self._values and not expected:
+                self._put(key, desired)
+            return self._values[key]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._lock:
+            self._note()
+            return all(key in self._values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta = TIMEOUT) -> None:
+        with self._lock:
+            self._note()
+            missing = [key for key in keys if key not in self._values]
+            events = [self._awaited.setdefault(key, threading.Event()) for key in missing]
+        for event in events:
+            if not event.wait(timeout.total_seconds()):
+                raise RuntimeError(f"wait timeout, keys: {missing}")
