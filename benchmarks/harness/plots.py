@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _KEPT, _MISSED, _LIMIT = "#0068b5", "#c0392b", "#444444"
-_WIDTH_IN, _ROW_IN, _HEAD_IN = 10.0, 0.34, 1.0
+_WIDTH_IN, _ROW_IN, _HEAD_IN, _CURVES_IN = 10.0, 0.34, 1.0, 5.0
 
 
 def is_drawn(rows: Sequence[Row]) -> bool:
@@ -38,12 +38,16 @@ def draw(title: str, rows: Sequence[Row]) -> str:
     for row in _drawn(rows):
         panels.setdefault(row.unit, []).append(row)
     heights = [_HEAD_IN + _ROW_IN * len(each) for each in panels.values()]
+    curves = [row for row in rows if row.curve]
+    heights += [_CURVES_IN] * bool(curves)
     figure = Figure(figsize=(_WIDTH_IN, sum(heights) + 0.4), layout="constrained")
     FigureCanvasSVG(figure)
     figure.suptitle(title)
-    grid = figure.add_gridspec(len(panels), 1, height_ratios=heights)
+    grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
     for index, (unit, each) in enumerate(panels.items()):
         _panel(figure.add_subplot(grid[index]), unit, each)
+    if curves:
+        _draw_curves(figure.add_subplot(grid[-1]), curves)
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -52,6 +56,20 @@ def draw(title: str, rows: Sequence[Row]) -> str:
 
 def _drawn(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.unit.startswith(RATIO) or row.limit]
+
+
+def _draw_curves(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draws how each grows, by logarithms: times what it is at its smallest size."""
+    for row in rows:
+        sizes, values = zip(*row.curve, strict=True)
+        first = next((value for value in values if value > 0), 1.0)
+        axes.plot(sizes, [value / first for value in values], marker=".", label=row.name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("ranks, rows or layers", fontsize=8)
+    axes.set_ylabel("times that of the fewest", fontsize=8)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def _panel(axes: Axes, unit: str, rows: Sequence[Row]) -> None:

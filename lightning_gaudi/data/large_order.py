@@ -135,7 +135,8 @@ def _mixed(numbers: IntArray, key: np.uint64, below: int) -> IntArray:
     found = numbers.astype(np.uint64) ^ key
     found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((found >> np.uint64(31)) % np.uint64(below)).astype(np.int64)
+    mixed: IntArray = ((found >> np.uint64(31)) % np.uint64(below)).astype(np.int64)
+    return mixed
 
 
 class LargeOrder:

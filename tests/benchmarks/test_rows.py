@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.harness.curves import curve, exponent
 from benchmarks.harness.interleaved import Effort, in_turns
 from benchmarks.harness.rows import RATIO, Row, number, of_rounds, ratio, seconds, table
 
@@ -76,3 +77,17 @@ def test_each_side_is_first_in_turn() -> None:
 def test_a_quick_effort_has_three_rounds_at_most() -> None:
     assert [Effort(is_quick=True).rounds(each) for each in (2, 31)] == [2, 3]
     assert Effort().rounds(31) == 31
+
+
+def test_an_exponent_is_the_slope_of_logarithms() -> None:
+    assert exponent({8: 3.0, 64: 24.0, 512: 192.0}) == pytest.approx(1)
+    assert exponent({10: 1.0, 100: 100.0}) == pytest.approx(2)
+    assert exponent({10: 5.0, 100: 5.0}) == pytest.approx(0)
+    assert exponent({10: 0.0, 100: 5.0}) == 0  # two are needed
+
+
+def test_a_curve_has_its_points_beside_it_and_comes_back() -> None:
+    row = curve("requests", {8: 16.0, 64: 128.0}, "requests", limit=1.1)
+    assert (row.detail, row.is_kept) == ("8: 16 requests; 64: 128 requests", True)
+    assert curve("time", {8: 0.001, 64: 0.1}).detail == "8: 1.00 ms; 64: 100 ms"
+    assert Row.from_json(json.loads(json.dumps(row.as_json()))) == row

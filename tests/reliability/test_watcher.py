@@ -32,7 +32,7 @@ from lightning_gaudi.reliability.stacks import Process
 from lightning_gaudi.reliability.hang_detection import Limits
 
 rank, host, end = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-board = Board.new(Limits(3.0, 60.0))
+board = Board.new(Limits(3.0, 60.0, 1.5, 2.0))
 process = stacks.prepare(board.path)._replace(host=host)
 told = {{"process": process}}
 listener = links.listen("127.0.0.1", is_one_machine=True) if rank == 0 else None
@@ -57,6 +57,11 @@ elif end == "sleeps":
     time.sleep(60)
 elif end == "holds":
     hold()
+elif end.startswith("takes "):
+    for _ in range(1200):
+        progress.enter("forward", is_training=True, new_batch=True)
+        progress.note_pace(float(end.split()[1]), 0.0)
+        time.sleep(0.05)
 elif end == "goes on":
     for _ in range(600):
         progress.enter("forward", is_training=True, new_batch=True)
@@ -205,6 +210,26 @@ def test_what_watches_is_small_has_no_secrets_and_survives_what_ends_ranks(
         assert select.select([stderr], [], [], 30)[0]
         assert "the process that watches the ranks of this host has ended" in stderr.readline()
         assert ranks[0].process.poll() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_a_slow_rank_is_named_by_the_host_of_rank_0(
+    hosts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "hl-smi"
+    tool.write_text('#!/bin/sh\necho ", 88, 99 %, 480 W, 0, 12, 7, 3"\n')  # of a card without slot
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with _ranks("takes 0.1", "takes 0.11", "takes 0.3", hosts=hosts) as ranks:
+        stderr = ranks[0].process.stderr
+        assert stderr is not None
+        assert select.select([stderr], [], [], 60)[0]
+        said = stderr.readline()
+    assert "rank 2 is slow for " in said
+    assert "it takes 300.0 ms from the end of a step to backward" in said
+    assert "and the others 110.0 ms (2.7 times)" in said
+    assert "temperature 88, utilization 99 %, power 480 W" in said
 
 
 @pytest.mark.slow
