@@ -220,10 +220,10 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         if self._index is not None:
             counts = self._index.counts
             more = {"how batches are drawn": "each by itself"}
-            checksum = zlib.crc32(self._bucket_of)
+            checksum = zlib.crc32(self._bucket_of.data)
         else:
             counts, more = np.bincount(self._bucket_of, minlength=len(self.boundaries)), {}
-            checksum = zlib.crc32(self._bucket_of.astype(np.int16))
+            checksum = zlib.crc32(self._bucket_of.astype(np.int16).tobytes())
         return {
             "samples in each bucket": dict(zip(self.boundaries, counts.tolist(), strict=True)),
             "checksum of their buckets": checksum,

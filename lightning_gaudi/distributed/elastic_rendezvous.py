@@ -155,7 +155,7 @@ def agree_on_name(store: Any, rank: int, world_size: int) -> str:
     """
     own, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
     if rank == 0:
-        _answer(store, own, set(range(1, world_size)), deadline)
+        _answer(store, own, {str(other) for other in range(1, world_size)}, deadline)
         return own
     _say(store, f"{rank} {own}")
     pause_s = max(_POLL_S, world_size * _POLL_S / _MANY)
@@ -171,7 +171,7 @@ def _say(store: Any, words: str) -> None:
     store.set(_key("said", store.add(_key("said", "all"), 1)), words)
 
 
-def _answer(store: Any, name: str, missing: set[int], deadline: float) -> None:
+def _answer(store: Any, name: str, missing: set[str], deadline: float) -> None:
     """Answers all that is said until every rank has taken the name."""
     unread: list[int] = []
     num_said = 0
@@ -184,13 +184,13 @@ def _answer(store: Any, name: str, missing: set[int], deadline: float) -> None:
         for each in found:
             words = store.get(_key("said", each)).decode(errors="replace")
             who, own, taken = [*words.split(" "), "", ""][:3]
-            if taken == name and who.isdecimal():
-                missing.discard(int(who))
+            if taken == name:
+                missing.discard(who)
             elif own and not taken:
                 store.set(_key("answer", own), name)
         unread = sorted({*unread} - {*found})
         if missing and not found:
-            _wait(store, sorted(missing), deadline, _POLL_S)
+            _wait(store, sorted(map(int, missing)), deadline, _POLL_S)
 
 
 def _wait(store: Any, missing: Sequence[int], deadline: float, pause_s: float) -> None:

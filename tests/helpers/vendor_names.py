@@ -127,6 +127,8 @@ CALLABLES = (
         "max_grad_norm=1.0, use_lamb=False, fused=False, dtype=None",
         "hpex/optimizers/FusedLamb.py",
     ),
+    Callable("hpu.Event", "enable_timing=False", "hpu/events.py"),
+    Callable("hpu.Event().record", "stream=None", "hpu/events.py"),
     Callable("hpu.HPUGraph", "", "hpu/graphs.py", GRAPHS_PAGE, is_lazy=True),
     Callable("hpu.device_count", "", "hpu/__init__.py"),
     Callable("hpu.get_device_name", "device=None", "hpu/__init__.py"),

@@ -59,6 +59,11 @@ class _Store:
     def get(self, key: str) -> bytes:
         return self.values[key]
 
+    def add(self, key: str, amount: int) -> int:
+        found = int(self.values.get(key, b"0")) + amount
+        self.values[key] = b"%d" % found
+        return found
+
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
 
@@ -146,18 +151,18 @@ def _board(folder: Path) -> Parser:
 
 @target(
     "distributed.elastic_rendezvous",
-    f"{_PACKAGE}.distributed.elastic_rendezvous:_answer_to",
+    f"{_PACKAGE}.distributed.elastic_rendezvous:agree_on_name",
+    f"{_PACKAGE}.distributed.elastic_rendezvous:_answer",
     f"{_PACKAGE}.distributed.elastic_rendezvous:_get",
     errors=(TimeoutError, ValueError),
 )
 def _meeting(folder: Path) -> Parser:
-    def damage(random: Any) -> tuple[int, bytes]:
-        return random.randrange(2), wild.damaged_text(random, b"0123456789abcdef fedcba98")
+    def damage(random: Any) -> bytes:
+        return wild.damaged_text(random, b"1 0123456789abcdef fedcba98")
 
-    def parse(given: tuple[int, bytes]) -> object:
-        rank, value = given
-        key = f"lightning_gaudi/{'answer' if rank else 'hello'}/1"
-        return elastic_rendezvous.agree_on_name(_Store({key: value}), rank, 2)
+    def parse(words: bytes) -> object:
+        said = {"lightning_gaudi/said/all": b"1", "lightning_gaudi/said/1": words}
+        return elastic_rendezvous.agree_on_name(_Store(said), 0, 2)
 
     return Parser(damage, parse)
 
