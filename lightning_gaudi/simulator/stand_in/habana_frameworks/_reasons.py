@@ -5,7 +5,7 @@ from __future__ import annotations
 _COMPILER = "It is part of the vendor's graph compiler, and the simulated HPU compiles no recipes."
 _PT2E = "Quantized graphs need the vendor's graph compiler."
 _GRAPHS = "The simulated HPU does not capture graphs."
-_FP8 = "The simulated HPU has no fp8 kernels."
+_FP8 = "The simulated HPU has fp8, but not this part of it."
 _PROFILER = (
     "It drives the profiler of the vendor's driver, which a CPU does not have. torch.profiler "
     "records the host's part."

@@ -134,7 +134,10 @@ def enable_quantization() -> None:
     Raises:
         NotSimulatedError: Always: results would be those of fp8.
     """
-    raise not_simulated("torch.hpu.enable_quantization()", "The simulated HPU has no fp8 kernels.")
+    raise not_simulated(
+        "torch.hpu.enable_quantization()",
+        "The simulated HPU turns no graph of bf16 into one of fp8.",
+    )
 
 
 def disable_quantization() -> None:

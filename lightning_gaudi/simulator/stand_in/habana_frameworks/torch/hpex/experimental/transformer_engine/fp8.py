@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -172,6 +173,34 @@ class FP8GlobalStateManager:
     def fp8_autocast_exit(cls) -> None:
         """Ends what `fp8_autocast_enter` began, but for the state that was before."""
         cls.FP8_AUTOCAST_DEPTH -= 1
+
+    @classmethod
+    def copy_forward_fp8_meta_tensors_for_recompute(cls, fp8_meta: dict[str, Any]) -> None:
+        """Keeps copies of a module's forward tables for the pass that computes it again."""
+        from . import _tables
+
+        kept = fp8_meta.setdefault("kept_for_recompute", deque())
+        kept.append(_tables.snapshot(fp8_meta, _tables.FORWARD))
+
+    @classmethod
+    def get_old_fp8_meta_tensors_for_recompute(cls, fp8_meta: dict[str, Any]) -> None:
+        """Puts the oldest of the copies in the tables' place.
+
+        Raises:
+            IndexError: There is none.
+        """
+        from . import _tables
+
+        old = fp8_meta.get("kept_for_recompute", deque()).popleft()
+        fp8_meta["newest"] = _tables.snapshot(fp8_meta, _tables.FORWARD)
+        _tables.restore(fp8_meta, _tables.FORWARD, old)
+
+    @classmethod
+    def restore_fp8_meta_tensors(cls, fp8_meta: dict[str, Any]) -> None:
+        """Puts back the tables that `get_old_fp8_meta_tensors_for_recompute` has replaced."""
+        from . import _tables
+
+        _tables.restore(fp8_meta, _tables.FORWARD, fp8_meta.pop("newest"))
 
     @classmethod
     def get_global_fp8_state_checkpoint(cls) -> dict[str, Any]:

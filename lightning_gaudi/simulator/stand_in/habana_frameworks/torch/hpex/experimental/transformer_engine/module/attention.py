@@ -47,16 +47,16 @@ class _AttentionFunction(torch.autograd.Function):
         table = fp8_meta["scaling_fwd"]
         dtype = get_fp8_te_dtype(fp8_meta["recipe"])
         rounded = [
-            cast_to_fp8(x, table, place, dtype, measure_amax=measure["fwd"])
+            cast_to_fp8(x, table, place, dtype, measure_amax=measure["fwd_enabled"])
             for x, place in ((q, _Q), (k, _K), (v, _V))
         ]
         names = ("d_scale_q", "d_scale_k", "d_scale_v")
         scales = {name: table.scale_inv[i] for name, i in zip(names, (_Q, _K, _V), strict=True)}
         out, amax_s, _ = fp8_sdpa_fwd_wrapper(
             ctx, *rounded, mask, **settings, **scales, q_scale_s=table.scale[_S],
-            is_amax_s=measure["fwd"], requires_grad=any(ctx.needs_input_grad[:3]),
+            is_amax_s=measure["fwd_enabled"], requires_grad=any(ctx.needs_input_grad[:3]),
         )  # fmt: skip
-        if measure["fwd"]:
+        if measure["fwd_enabled"]:
             _update_amax_history(amax_s, table, _S)
         ctx.fp8_meta, ctx.measure, ctx.scale_inv = fp8_meta, measure, table.scale_inv
         ctx.dtypes = (q.dtype, k.dtype, v.dtype)
@@ -70,13 +70,13 @@ class _AttentionFunction(torch.autograd.Function):
         recipe, table = fp8_meta["recipe"], fp8_meta["scaling_bwd"]
         dtype = get_fp8_te_dtype(recipe, fprop_tensor=False)
         at_random = get_fp8_te_sr(recipe, fprop_tensor=False)
-        upstream = cast_to_fp8(grad, table, _DO, dtype, at_random, measure["bwd"])
+        upstream = cast_to_fp8(grad, table, _DO, dtype, at_random, measure["bwd_enabled"])
         *gradients, amax = torch.ops.hpu.fp8_sdpa_bwd(
             upstream.reshape(out.shape), q, k, v, probabilities, kept, *ctx.settings,
             *(scale_inv[i] for i in (_Q, _K, _V, _S)), table.scale_inv[_DO],
-            table.scale_inv[_DS], None, table.scale[_DS], measure["bwd"], out,
+            table.scale_inv[_DS], None, table.scale[_DS], measure["bwd_enabled"], out,
         )  # fmt: skip
-        if measure["bwd"]:
+        if measure["bwd_enabled"]:
             _update_amax_history(amax, table, _DS)
         shaped = [
             g.reshape(shape).to(dtype)

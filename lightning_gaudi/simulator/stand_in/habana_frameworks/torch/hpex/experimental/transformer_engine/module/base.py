@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import io
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,10 @@ from ......_missing import missing
 from .. import _tables
 from ..distributed import is_fp8_activation_recompute_enabled
 from ..fp8 import FP8GlobalStateManager, get_default_fp8_recipe
+
+_PHASE = "in_activation_recompute_phase"
+"""In `fp8_meta`: False in the first pass of a module that is checkpointed, True in the second, and
+None otherwise."""
 
 
 class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
@@ -30,11 +33,12 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         self.fp8_meta: dict[str, Any] = {
             "recipe": get_default_fp8_recipe(),
             "fp8_group": None,
-            "update_amax_fwd": False,
-            "update_amax_bwd": False,
+            "update_amax_fwd": {},
+            "update_amax_bwd": {},
+            "is_scale_update_required": False,
+            _PHASE: None,
         }
         self.run_cnt = 0
-        self._first_passes: deque[list[Any]] = deque()
 
     @abc.abstractmethod
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,60 +61,84 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         )
         _tables.prepare(self.fp8_meta, recipe)
 
-    def measures(self) -> bool:
-        """Returns whether this step measures the largest values, for the next scales."""
+    def get_amax_measure_state(self) -> dict[str, bool]:
+        """Tells what this step notes: largest values, of which the next scales are made.
+
+        Returns:
+            Whether in the forward pass ("fwd_enabled"), in the backward pass ("bwd_enabled"), and
+            whether by hand ("manual").
+        """
         manual = FP8GlobalStateManager.get_manual_measurement_mode()
-        if manual is not None:
-            return manual
         recipe = self.fp8_meta["recipe"]
         position = self.run_cnt % recipe.interval
-        return recipe.interval == 1 or position >= recipe.interval - recipe.amax_history_len
+        is_last = recipe.interval == 1 or position >= recipe.interval - recipe.amax_history_len
+        measures = is_last if manual is None else manual
+        is_second = is_fp8_activation_recompute_enabled() and self.fp8_meta[_PHASE]
+        return {
+            "manual": manual is not None,
+            "bwd_enabled": measures,
+            "fwd_enabled": measures and not is_second,
+        }
 
     def is_scale_update_required(self) -> bool:
         """Returns whether scales are computed in this step."""
-        if FP8GlobalStateManager.get_manual_measurement_mode() is not None:
-            return True
-        return self.run_cnt % self.fp8_meta["recipe"].interval == 0
+        before = self.fp8_meta["update_amax_fwd"]
+        if before.get("manual", False):
+            return bool(before["bwd_enabled"])
+        return bool(self.run_cnt % self.fp8_meta["recipe"].interval == 0)
 
     @contextmanager
     def prepare_forward(self, num_gemms: int = 1) -> Iterator[dict[str, bool]]:
         """Brings the scales up to date; under activation checkpointing, only once for both passes.
 
         Yields:
-            Whether to measure in the forward pass ("fwd") and in the backward pass ("bwd"), and
-            whether to compute the backward pass's scales ("scales").
+            What to measure, and whether to compute the backward pass's scales ("scales").
         """
+        meta = self.fp8_meta
         is_checkpointed = is_fp8_activation_recompute_enabled() and self.training
-        if is_checkpointed and torch.is_grad_enabled():
+        if is_checkpointed:
+            self._enter_pass()
+        if meta[_PHASE]:
             with self._second_pass() as measure:
                 yield measure
             return
         self.run_cnt += 1
         self.fp8_init(num_gemms)
-        with_scales = self.is_scale_update_required()
-        if self.fp8_meta["update_amax_fwd"]:
-            _tables.update(self.fp8_meta, True, with_scales)
-        measures = self.measures()
-        self.fp8_meta["update_amax_fwd"] = self.training and measures
+        meta["is_scale_update_required"] = self.is_scale_update_required()
+        if meta["update_amax_fwd"].get("fwd_enabled", False):
+            _tables.update(meta, True, meta["is_scale_update_required"])
+        measure = self.get_amax_measure_state()
+        meta["update_amax_fwd"] = measure if self.training else {}
         if is_checkpointed:
-            saved = _tables.snapshot(self.fp8_meta, _tables.FORWARD)
-            self._first_passes.append([saved, measures, with_scales])
-        yield {"fwd": measures, "bwd": measures, "scales": with_scales}
+            FP8GlobalStateManager.copy_forward_fp8_meta_tensors_for_recompute(meta)
+        yield measure | {"scales": meta["is_scale_update_required"]}
 
-    @contextmanager
-    def _second_pass(self) -> Iterator[dict[str, bool]]:
-        if not self._first_passes:
+    def _enter_pass(self) -> None:
+        """Notes which of the two passes this is: gradients tell them apart.
+
+        Raises:
+            RuntimeError: The first one computes gradients.
+        """
+        meta = self.fp8_meta
+        if not torch.is_grad_enabled():
+            meta[_PHASE] = False
+        elif meta[_PHASE] is False:
+            meta[_PHASE] = True
+        if torch.is_grad_enabled() and not meta.get("kept_for_recompute"):
             raise RuntimeError(
                 f"{type(self).__name__} is in activation_checkpointing, and its first pass already "
                 "computes gradients. Use torch.utils.checkpoint.checkpoint with use_reentrant=True."
             )
-        saved, measures, with_scales = self._first_passes.popleft()
-        newest = _tables.snapshot(self.fp8_meta, _tables.FORWARD)
-        _tables.restore(self.fp8_meta, _tables.FORWARD, saved)
+
+    @contextmanager
+    def _second_pass(self) -> Iterator[dict[str, bool]]:
+        meta = self.fp8_meta
+        FP8GlobalStateManager.get_old_fp8_meta_tensors_for_recompute(meta)
         try:
-            yield {"fwd": False, "bwd": measures, "scales": with_scales}
+            scales = {"scales": meta["is_scale_update_required"]}
+            yield self.get_amax_measure_state() | scales
         finally:
-            _tables.restore(self.fp8_meta, _tables.FORWARD, newest)
+            FP8GlobalStateManager.restore_fp8_meta_tensors(meta)
 
     def check_passes_agree(self) -> None:
         """Checks that a pass outside of fp8 is not the second one of a pass in fp8.
@@ -118,7 +146,8 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
         Raises:
             RuntimeError: It is.
         """
-        if self._first_passes and torch.is_grad_enabled() and self.training:
+        kept = self.fp8_meta.get("kept_for_recompute")
+        if kept and torch.is_grad_enabled() and self.training:
             raise RuntimeError(
                 f"{type(self).__name__} computed in fp8 and is computed again outside of "
                 "fp8_autocast. Enter fp8_autocast in the function that is checkpointed, or call "
@@ -128,9 +157,10 @@ class TransformerEngineBaseModule(torch.nn.Module, abc.ABC):
     @staticmethod
     def prepare_backward(fp8_meta: dict[str, Any], measure: dict[str, bool]) -> None:
         """Brings the backward pass's scales up to date."""
-        if fp8_meta["update_amax_bwd"]:
+        if fp8_meta["update_amax_bwd"].get("bwd_enabled", False):
             _tables.update(fp8_meta, False, measure["scales"])
-        fp8_meta["update_amax_bwd"] = measure["bwd"]
+        fp8_meta["update_amax_bwd"] = measure
+        fp8_meta[_PHASE] = None
 
     def get_extra_state(self) -> torch.Tensor:
         """Returns the tables and counters as bytes, for the state_dict; empty if never in fp8."""

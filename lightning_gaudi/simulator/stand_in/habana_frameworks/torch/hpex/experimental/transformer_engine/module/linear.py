@@ -58,8 +58,8 @@ class _LinearFunction(torch.autograd.Function):
         keeps_weight: bool,
     ) -> torch.Tensor:
         matrix = inp.reshape(-1, inp.shape[-1]).to(dtype)
-        x = _round(matrix, fp8_meta, _INPUT, measure["fwd"])
-        w = rounded_weight or _round(weight.detach(), fp8_meta, _WEIGHT, measure["fwd"])
+        x = _round(matrix, fp8_meta, _INPUT, measure["fwd_enabled"])
+        w = rounded_weight or _round(weight.detach(), fp8_meta, _WEIGHT, measure["fwd_enabled"])
         # In fp32 the products on a card take their bias in bf16 (transformer_engine/module).
         bias_dtype = torch.bfloat16 if dtype == torch.float32 else dtype
         added = None if bias is None else bias.to(bias_dtype)
@@ -81,7 +81,7 @@ class _LinearFunction(torch.autograd.Function):
         dtype = get_fp8_te_dtype(recipe, fprop_tensor=False)
         matrix = grad.reshape(-1, grad.shape[-1]).to(ctx.dtype)
         at_random = get_fp8_te_sr(recipe, fprop_tensor=False)
-        rounded = cast_to_fp8(matrix, table, _GRAD, dtype, at_random, measure["bwd"])
+        rounded = cast_to_fp8(matrix, table, _GRAD, dtype, at_random, measure["bwd_enabled"])
         gemm = (rounded, table.scale_inv[_GRAD], ctx.dtype)
         grads: list[torch.Tensor | None] = [None, None, None]
         if ctx.needs_input_grad[0]:
@@ -223,7 +223,8 @@ class Linear(TransformerEngineBaseModule):
                 "dtype, or use torch.autocast('hpu')."
             )
         with self.prepare_forward() as measure, torch.autocast("hpu", enabled=False):
-            rounded = self._weight_of_microbatch(weight, is_first_microbatch, measure["fwd"])
+            measures = measure["fwd_enabled"]
+            rounded = self._weight_of_microbatch(weight, is_first_microbatch, measures)
             keeps = not self.minimize_memory and not is_first_microbatch
             arguments = (inp, bias, self.fp8_meta, measure, dtype, keeps)
             return _LinearFunction.apply(weight, rounded, *arguments)
