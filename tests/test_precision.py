@@ -165,7 +165,7 @@ def test_32_true_computes_in_fp32() -> None:
 
 @pytest.mark.parametrize(
     "precision",
-    ["64-true", "transformer-engine", "transformer-engine-float16"],
+    ["64-true", "transformer-engine-float16"],
 )
 def test_other_precisions_are_refused_with_what_hpu_supports(precision: str) -> None:
     message = f"precision='{precision}'.*'32-true', .*'bf16-true', '16-mixed', '16-true'"

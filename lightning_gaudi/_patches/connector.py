@@ -23,12 +23,12 @@ import inspect
 from collections.abc import Callable
 from functools import cached_property
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Union, get_args
 
 from lightning_gaudi._core.mirror import Family
 from lightning_gaudi.strategy_table import STRATEGIES, listed_names
 
-from .apply import enter, raise_missing, require, wrap
+from .apply import enter, raise_missing, replace, require, wrap
 
 _ATTRIBUTES = (
     "_accelerator_flag",
@@ -95,6 +95,17 @@ def patch_trainer(module: ModuleType, family: Family) -> None:
 def patch_fabric(module: ModuleType, family: Family) -> None:
     """Wraps the methods of Fabric's connector and registers our names."""
     _Hooks(module, family, _FABRIC).install()
+
+
+def patch_precision_names(module: Any, family: Family) -> None:
+    """Lets "fp8" be passed as `precision`, wherever Lightning looks at the names."""
+    patch = "precision-names"
+    require(patch, module, "_PRECISION_INPUT_INT", "_PRECISION_INPUT_STR_ALIAS")
+    names = (*get_args(module._PRECISION_INPUT_STR), "fp8")
+    known = Literal[names]  # type: ignore[valid-type]
+    every = known, module._PRECISION_INPUT_INT, module._PRECISION_INPUT_STR_ALIAS
+    replace(patch, module, "_PRECISION_INPUT_STR", known)
+    replace(patch, module, "_PRECISION_INPUT", Union[every])  # noqa: UP007 (made here)
 
 
 class _Hooks:
@@ -226,12 +237,20 @@ class _Hooks:
         original(connector)
 
     def init_precision(self, original: Callable[[Any], Any], connector: Any) -> Any:
+        name, spec = getattr(connector, self._spec.precision_name), self._spec
         if not self._is_ours(connector):
+            if name == "fp8":
+                raise ValueError(
+                    "precision='fp8' computes by the Transformer Engine of an HPU, and accelerator="
+                    f"{connector._accelerator_flag!r} is none. Pass accelerator='hpu', or "
+                    "precision='bf16-mixed'."
+                )
             return original(connector)
-        plugin = getattr(connector, self._spec.precision_plugin)
+        plugin = getattr(connector, spec.precision_plugin)
         if plugin is None:
-            return connector.strategy.precision_kind(getattr(connector, self._spec.precision_name))
-        self._selection.convert_precision(plugin)
+            return self._selection.make_precision(name, connector.strategy)
+        plugin = self._selection.convert_precision(plugin, connector.strategy)
+        setattr(connector, spec.precision_plugin, plugin)
         return original(connector)
 
 

@@ -99,6 +99,22 @@ REGISTER = (
         apply="connector:patch_fabric",
     ),
     Patch(
+        name="precision-names",
+        library="lightning",
+        checked=LIGHTNING,
+        targets=(
+            "{fabric}.plugins.precision.precision:_PRECISION_INPUT_STR",
+            "{fabric}.plugins.precision.precision:_PRECISION_INPUT",
+        ),
+        why=(
+            "They are what may be passed as `precision`, also on a command line and in YAML, where "
+            'nothing else is taken. "fp8" is added, which on an HPU means "transformer-engine".'
+        ),
+        without="precision='fp8' is unknown; 'transformer-engine' means the same",
+        trigger="{fabric}.plugins.precision.precision",
+        apply="connector:patch_precision_names",
+    ),
+    Patch(
         name="old-names",
         library="lightning",
         checked=LIGHTNING,
@@ -452,6 +468,17 @@ REGISTER = (
         without="F.scaled_dot_product_attention is not fused on the HPU",
         trigger="habana_frameworks.torch.core",
         apply="attention:patch_sdpa",
+    ),
+    Patch(
+        name="fp8-checkpointing",
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=("torch.utils.checkpoint:CheckpointFunction.forward",),
+        why=(
+            "The first pass of reentrant activation checkpointing computes no gradients, as an "
+            "evaluation does not. Layers in fp8 measure in the one and not in the other."
+        ),
+        without="fp8 with reentrant activation checkpointing will not work",
     ),
     Patch(
         name="accelerator-memory",

@@ -31,6 +31,8 @@ class DeepSpeedMixin(RankedMixin):
 
     strategy_name = "hpu_deepspeed"
 
+    has_whole_weights = False
+
     lightning_strategy: type[Any]
     """Lightning's `DeepSpeedStrategy`."""
 

@@ -21,6 +21,8 @@ class ShardedMixin(RankedMixin):
     strategies can load, too. Both can be loaded with any number of cards.
     """
 
+    has_whole_weights = False
+
     @override
     def takes_declared_regions(self, module: Module) -> bool:
         """Returns False: parts are sharded one by one."""

@@ -58,6 +58,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
     why_not_whole: str | None = None
     """Why no model can be compiled whole, and what to do instead; None where it can be."""
 
+    has_whole_weights = True
+    """Whether each rank holds all of a weight all the time."""
+
     compile_whole: Callable[[Module, Compilation], Any] = CompiledWhole
     """Compiles a whole model; the object that it returns has a `remove` to undo that."""
 

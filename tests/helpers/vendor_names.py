@@ -90,6 +90,11 @@ MODULES = (
         "distributed.init_process_group and new_group; in lazy mode torch.save and load",
         "__init__.py",
     ),
+    Module(
+        "hpex.experimental.transformer_engine",
+        "imports intel_transformer_engine, whose names it has",
+        "hpex/experimental/transformer_engine/__init__.py",
+    ),
     Module("hpu.metrics", "starts counting", "hpu/metrics/__init__.py"),
     Module(
         "dynamo.compile_backend.config",

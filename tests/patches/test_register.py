@@ -302,6 +302,7 @@ OWN = {
     },
     "distributed/strategy.py": {"loader.multiprocessing_context"},
     "_patches/connector.py": {
+        "setattr(connector, spec.precision_plugin, plugin)",
         "connector._devices_flag",
         "connector._num_nodes_flag",
         "connector._strategy_flag",
@@ -364,6 +365,16 @@ OWN = {
         "config.num_key_value_heads",
         "setattr(model.get_submodule(owner), attribute, layer)",
     },
+    # The `forward` of a user's layers while they train in fp8, and what their engines count.
+    "_core/precision/fp8.py": {
+        "Fp8Forward.in_checkpoint",
+        "engine.run_cnt",
+        "engine.training",
+        "self.engine.training",
+        "self.layer.forward",
+    },
+    # How much memory a plugin saves, with the strategy that was chosen.
+    "fabric/precision/fp8.py": {"plugin.minimize_memory"},
     # A note on a user's model.
     "distributed/fsdp.py": {"vars(model)[_ROOT]"},
     # A copy of a user's loader; and what two classes of ours tell each other.

@@ -351,6 +351,17 @@ def fused_lamb() -> type[torch.optim.Optimizer]:
     return optimizer
 
 
+def transformer_engine() -> Any:
+    """Returns the vendor's Transformer Engine, whose layers compute in fp8.
+
+    Raises:
+        ImportError: This release has none.
+    """
+    from habana_frameworks.torch.hpex.experimental import transformer_engine  # noqa: TID251
+
+    return transformer_engine
+
+
 def fused_sdpa() -> Any:
     """Returns the vendor's attention, an autograd function of one kernel."""
     from habana_frameworks.torch.hpex.kernels import FusedSDPA  # noqa: TID251

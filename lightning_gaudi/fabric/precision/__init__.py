@@ -6,13 +6,21 @@ from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
     from .deepspeed import HPUDeepSpeedPrecision as HPUDeepSpeedPrecision
+    from .fp8 import (
+        HPUDeepSpeedFP8Precision as HPUDeepSpeedFP8Precision,
+        HPUFP8Precision as HPUFP8Precision,
+        HPUFSDPFP8Precision as HPUFSDPFP8Precision,
+    )
     from .fsdp import HPUFSDPPrecision as HPUFSDPPrecision
     from .plugin import HPUPrecision as HPUPrecision
 else:
     __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
+            "HPUDeepSpeedFP8Precision": ".fp8",
             "HPUDeepSpeedPrecision": ".deepspeed",
+            "HPUFP8Precision": ".fp8",
+            "HPUFSDPFP8Precision": ".fp8",
             "HPUFSDPPrecision": ".fsdp",
             "HPUPrecision": ".plugin",
         },

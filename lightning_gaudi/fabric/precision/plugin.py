@@ -255,7 +255,12 @@ def unsupported(setting: str, supported: Iterable[str] = SUPPORTED) -> str:
         setting: What was typed.
         supported: What may be passed instead.
     """
+    if any(repr(name) in setting for name in ("fp8", "transformer-engine")):
+        return (
+            f"{setting} is no precision of this plugin. Pass precision='fp8' to the Trainer or "
+            "Fabric, or plugins=HPUFP8Precision(), which has the options of fp8."
+        )
     return (
         f"{setting} is not supported with accelerator='hpu'. HPU supports precision="
-        f"{', '.join(map(repr, supported))}: pass one of these instead."
+        f"{', '.join(map(repr, (*supported, 'fp8')))}: pass one of these instead."
     )

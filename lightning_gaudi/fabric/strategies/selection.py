@@ -32,6 +32,15 @@ PRECISIONS = {
 """Lightning's precision plugins that have a form for the HPU, with its module and class."""
 
 
+_FP8 = {
+    "HPUDeepSpeedPrecision": "fp8.HPUDeepSpeedFP8Precision",
+    "HPUFSDPPrecision": "fp8.HPUFSDPFP8Precision",
+    "HPUPrecision": "fp8.HPUFP8Precision",
+    "HPUPrecisionPlugin": "fp8.HPUFP8Precision",
+}
+"""Each kind of plugin that a strategy makes, and the one that computes in fp8."""
+
+
 class StrategySelection(NamedTuple):
     """Chooses strategies for the Trainer, or for Fabric."""
 
@@ -124,23 +133,47 @@ class StrategySelection(NamedTuple):
         found.validate_for_hpu(typed)
         return found
 
-    def convert_precision(self, plugin: Any) -> None:
+    def make_precision(self, name: str, strategy: Any) -> Any:
+        """Returns what computes in a precision that was asked for by name.
+
+        Args:
+            name: One of Lightning's, or "fp8".
+            strategy: One of ours.
+
+        Raises:
+            MisconfigurationException: An HPU does not compute in it.
+        """
+        if name not in ("fp8", "transformer-engine"):
+            return strategy.precision_kind(name)
+        return self._fp8_kind(strategy)(minimize_memory=not strategy.has_whole_weights)
+
+    def _fp8_kind(self, strategy: Any) -> Any:
+        return _find(f"{self.precision}.{_FP8[strategy.precision_kind.__name__]}")
+
+    def convert_precision(self, plugin: Any, strategy: Any) -> Any:
         """Turns a user's precision plugin into its form for the HPU, or checks it.
 
         Args:
-            plugin: Any; it stays the user's object.
+            plugin: Any; it stays the user's object, but for fp8 with another strategy than its own.
+            strategy: One of ours.
+
+        Returns:
+            The plugin.
 
         Raises:
             MisconfigurationException: It does not do what it says on an HPU.
         """
+        if getattr(plugin, "computes_in_fp8", False):
+            return plugin.for_strategy(self._fp8_kind(strategy), strategy.has_whole_weights)
         for base in type(plugin).__mro__:
             if base.__name__ in PRECISIONS and base.__module__.startswith(self.lightning):
                 if base.__name__ in PORTABLE:
                     check_precision_plugin(plugin)
                 form = _find(f"{self.precision}.{PRECISIONS[base.__name__]}")
                 swap_class(plugin, base, form).validate_for_hpu()
-                return
+                return plugin
         check_precision_plugin(plugin)
+        return plugin
 
     def refuse_unknown(self, strategy: Any, precision: Any, error: ValueError) -> None:
         """Raises an error of our own if Lightning's `error` is about an unknown name.
