@@ -79,7 +79,7 @@ GAUDIS: dict[str, Gaudi] = {
             memory_gib=96,
             memory_bytes=int(94.62 * _GIB),
             bandwidth=2.46e12,
-            peaks={"bfloat16": 432e12},
+            peaks={"bfloat16": 432e12, "float8_e4m3fn": 865e12},
             link_bandwidth=4.8e12 / 8,
             float8_e4m3_max=240.0,
         ),
@@ -90,7 +90,12 @@ GAUDIS: dict[str, Gaudi] = {
             memory_gib=128,
             memory_bytes=128 * _GIB,
             bandwidth=3.67e12,
-            peaks={"bfloat16": 1677e12, "float32": 229e12, "tf32": 459e12},
+            peaks={
+                "bfloat16": 1677e12,
+                "float8_e4m3fn": 1677e12,
+                "float32": 229e12,
+                "tf32": 459e12,
+            },
             link_bandwidth=9.6e12 / 8,
             has_hybrid_float8_attention=True,
             takes_modules_in_pairs=True,
@@ -100,10 +105,11 @@ GAUDIS: dict[str, Gaudi] = {
 """By key, the oldest first.
 
 Source of memory, bandwidth, links, and the peaks of Gaudi 1 and 2: Intel, "Intel Gaudi 3 AI
-Accelerator", Hot Chips 2024. That deck has 1835 TFLOP/s for a Gaudi 3, which is at 1750 MHz; its
-matrix engine runs at 1600 MHz, hence 1677. Source of that, and of its float32 and tf32: Stas
-Bekman, "Machine Learning Engineering Open Book", compute/accelerator, the tables of peaks and their
-note on the clock. Source of 94.62 GiB: the logs of vLLM for Gaudi (docs, "Performance tuning").
+Accelerator", Hot Chips 2024. That deck has 1835 TFLOP/s for a Gaudi 3, in bfloat16 and in float8,
+which is at 1750 MHz; its matrix engine runs at 1600 MHz, hence 1677. Source of that, and of its
+float32 and tf32: Stas Bekman, "Machine Learning Engineering Open Book", compute/accelerator, the
+tables of peaks and their note on the clock. Source of 94.62 GiB: the logs of vLLM for Gaudi (docs,
+"Performance tuning").
 
 Source of what a generation has, all Gaudi PyTorch bridge 1.19.0 but the last: float16, float8:
 backend/synapse_helpers/device_helpers.cpp. int64: common/eager/utils.cpp. FusedSDPA:

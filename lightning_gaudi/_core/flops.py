@@ -20,7 +20,7 @@ __all__ = ["FlopCounter"]
 
 _ATTENTION = re.compile(r"^(aten::_scaled_dot_product_\w*attention|hpu::(fp8_)?sdpa)")
 PRODUCTS = re.compile(
-    r"^(?!.*upsample).*(attention|sdpa|matmul|linear|conv(olution|\dd)|gemm|mm_?$)"
+    r"^(?!.*upsample).*(attention|sdpa|matmul|linear|conv(olution|\dd)|gemm(_v2)?|mm_?$)"
 )
 """Names of operators that multiply matrices: leaving out one would make any figure too small.
 
@@ -39,6 +39,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         counts_recomputed: Whether repeated operations count, too.
+        fp8_cost: As how many operations one in fp8 counts.
 
     Attributes:
         num_flops: The operations counted so far.
@@ -47,9 +48,10 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ValueError: An operator multiplies matrices, and nobody knows how many operations it takes.
     """
 
-    def __init__(self, *, counts_recomputed: bool = False) -> None:
+    def __init__(self, *, counts_recomputed: bool = False, fp8_cost: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_flops = 0
+        self._fp8_cost = fp8_cost
         self._counts_recomputed = counts_recomputed
 
     def start(self) -> None:
@@ -81,7 +83,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         # After the call, since some formulas need the shape of the output.
         if count is not None and (self._counts_recomputed or not _is_recomputing()):
-            self.num_flops += int(count(*args, **kwargs, out_val=out))
+            cost = self._fp8_cost if count is _product_in_fp8 else 1
+            self.num_flops += int(cost * count(*args, **kwargs, out_val=out))
         return out
 
 
@@ -112,6 +115,13 @@ def _attention_backward(gradient: Tensor, *args: Any, **kwargs: Any) -> int:
 def _product(inputs: Tensor, other: Tensor, *args: Any, out_val: Tensor) -> int:
     """Inputs [..., K] by whatever gives the output."""
     return 2 * out_val.numel() * inputs.shape[-1]
+
+
+def _product_in_fp8(
+    inputs: Tensor, is_transposed: bool, *args: Any, out_val: Tensor, **kwargs: Any
+) -> int:
+    """Inputs (M, K), or (K, M) if they are transposed, by whatever gives the output."""
+    return 2 * out_val.numel() * inputs.shape[0 if is_transposed else -1]
 
 
 def _linear_backward(
@@ -146,6 +156,8 @@ _OTHERS: dict[str, Callable[..., int]] = {
     "aten::addbmm": _sum_of_products,
     "aten::addbmm_": _sum_of_products,
     "aten::_grouped_mm": _grouped_product,
+    "hpu::fp8_gemm": _product_in_fp8,
+    "hpu::fp8_gemm_v2": _product_in_fp8,
 }
 """Formulas that torch lacks; the first four operators are kernels of their own on a Gaudi.
 

@@ -120,6 +120,8 @@ class TokenThroughput(Callback):
         self._first_step = self._logged_step = trainer.global_step
         if self._flops.start(trainer, pl_module):
             dtype = _DTYPES.get(str(trainer.precision).partition("-")[0])
+            if getattr(trainer.precision_plugin, "computes_in_fp8", False):
+                dtype = torch.float8_e4m3fn
             peak = get_available_flops(trainer.strategy.root_device, dtype) if dtype else None
             self.report.peak_flops = peak and int(peak) * trainer.world_size
             self.report.num_flops = 0

@@ -33,12 +33,17 @@ def settings(trainer: Trainer, module: Any) -> list[Line]:
     return [
         ("device", f"{trainer.world_size} x {device}"),
         ("mode", _mode(trainer, module)),
-        ("precision", str(trainer.precision)),
+        ("precision", _precision(trainer)),
         ("strategy", type(trainer.strategy).__name__),
         ("gradients accumulated", f"{accumulated} batches" if accumulated > 1 else None),
         ("parameters", f"{num_parameters:,}" if trainer.world_size == 1 else None),
         ("started from", str(trainer.ckpt_path) if trainer.ckpt_path else None),
     ]
+
+
+def _precision(trainer: Trainer) -> str:
+    is_fp8 = getattr(trainer.precision_plugin, "computes_in_fp8", False)
+    return f"fp8, beside {trainer.precision}" if is_fp8 else str(trainer.precision)
 
 
 def _mode(trainer: Trainer, module: Any) -> str | None:
