@@ -90,7 +90,7 @@ def _strategy(trainer: dict[str, Any]) -> type:
     strategy = trainer.get("strategy", "auto")
     if strategy == "auto":
         return HPUDDPStrategy if trainer["devices"] > 1 else SingleHPUStrategy
-    if isinstance(strategy, str):
+    if isinstance(strategy, str) or strategy["class_path"].endswith("DeepSpeedStrategy"):
         return HPUDeepSpeedStrategy
     return HPUModelParallelStrategy
 
@@ -118,7 +118,12 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     if "max_steps" in config["trainer"] or "max_epochs" in config["trainer"]:
         assert cli.trainer.checkpoint_callback.save_last
     assert cli.trainer.num_devices == config["trainer"]["devices"]
-    assert cli.trainer.precision == config["trainer"]["precision"]
+    if "precision" in config["trainer"]:
+        assert cli.trainer.precision == config["trainer"]["precision"]
+    else:  # a plugin, with what it computes in beside fp8
+        (plugin,) = config["trainer"]["plugins"]
+        assert cli.trainer.precision == plugin["init_args"]["precision"]
+        assert cli.trainer.precision_plugin.computes_in_fp8
     assert isinstance(cli.trainer.strategy, _strategy(config["trainer"]))
     for name in cli.links:
         assert cli.model.hparams[name] == cli.datamodule.hparams[name]

@@ -59,6 +59,26 @@ FIGURES = {
         "val/perplexity": 2.3666,
         "train_samples_per_s": 219.7,
     },
+    ("llm_finetuning", "llama_7b_lora_alpaca_fp8_8x", "Gaudi 2"): {
+        "val/perplexity": 2.3692,
+        "train_samples_per_s": 232.4,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_fp8_8x", "Gaudi 3"): {
+        "val/perplexity": 2.3750,
+        "train_samples_per_s": 323.2,
+    },
+    ("llm_finetuning", "llama_3_1_8b_lora_alpaca_fp8_8x", "Gaudi 2"): {
+        "val/accuracy": 0.7121,
+        "train_samples_per_s": 22.59,
+    },
+    ("llm_finetuning", "mistral_7b_lora_alpaca_fp8_1x", "Gaudi 2"): {
+        "val/accuracy": 0.7538,
+        "train_samples_per_s": 12.37,
+    },
+    ("llm_finetuning", "mistral_7b_lora_alpaca_fp8_1x", "Gaudi 3"): {
+        "val/accuracy": 0.7538,
+        "train_samples_per_s": 12.37,
+    },
     ("llm_finetuning", "llama_7b_lora_alpaca_gaudi_8x", "Gaudi"): {
         "val/perplexity": 2.7542,
         "train_samples_per_s": 20.4,
