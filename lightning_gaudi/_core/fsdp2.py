@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.nn import Module
@@ -10,7 +10,12 @@ from torch.nn import Module
 
 def states_of(module: Module | None) -> Iterator[Any]:
     """Yields the states of all sharded modules in a module, itself included."""
-    for each in () if module is None else module.modules():
+    yield from states_among(() if module is None else module.modules())
+
+
+def states_among(modules: Iterable[Module]) -> Iterator[Any]:
+    """Yields the states of those modules that are sharded."""
+    for each in modules:
         # The class is asked, since a module's own `__getattr__` may raise, or ask the module that
         # it wraps.
         sharded: Any = each

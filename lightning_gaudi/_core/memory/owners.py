@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ PRECEDENCE = ("gathered weights", "communication buckets", *STAYING[:-1], "KV ca
 It belongs to the other only for a while, as gathered weights are a model's parameters.
 """
 
+PASSING = PRECEDENCE[:2]
+"""Those of what comes and goes within a step. They come first, so that no other decides on them."""
+
 _BUCKETS = re.compile(r"bucket|ipg_buffer|reduce_tmp", re.I)
 _GRADIENTS = re.compile(r"averaged_gradients|grad_partition|contiguous_grad", re.I)
 _MASTERS = re.compile(r"fp32_partitioned_groups_flat$")
@@ -31,7 +35,14 @@ Source: DeepSpeed 0.15 to 0.19 (`runtime/zero`).
 """
 
 
-def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict[str, list[Tensor]]:
+def holders(
+    module: Any,
+    optimizers: Sequence[Any],
+    device: str = "hpu",
+    *,
+    modules: Sequence[Any] | None = None,
+    only: Collection[str] = PRECEDENCE,
+) -> dict[str, list[Tensor]]:
     """Returns what is on a device now: one tensor for each piece of memory, by category.
 
     Memory that two tensors share counts once. DistributedDataParallel's buckets count as the
@@ -41,32 +52,47 @@ def holders(module: Any, optimizers: Sequence[Any], device: str = "hpu") -> dict
         module: The model, wrapped or not; None where there is none.
         optimizers: Of torch or DeepSpeed.
         device: "hpu", or "cpu" for what is offloaded.
+        modules: Those of the model, where they are known: to find them takes milliseconds.
+        only: These categories; all by default. Others decide on them as far as they are asked for.
     """
-    parameters = [] if module is None else list(module.parameters())
-    buffers = [] if module is None else list(module.buffers())
-    shards = [*_sharded(module)]
-    found: dict[str, list[Any]] = {
-        "weights": [*parameters, *buffers, *_stepped(optimizers), *(s.own for s in shards)],
-        "gradients": [
-            *(each.grad for each in [*parameters, *_grouped(optimizers), *_masters(optimizers)]),
-            *(each.gradients for each in shards),
-            *_attributes(optimizers, _GRADIENTS),
-        ],
-        "optimizer state": [*_states(optimizers)],
-        "communication buckets": [
-            *(each.buckets for each in shards),
-            *_attributes([module, *optimizers], _BUCKETS),
-        ],
-        "gathered weights": [
-            *(each.gathered for each in shards),
-            *_gathered(parameters, optimizers),
-        ],
-        "KV cache": [*memory_tags.declared("KV cache")],
-        "latents": [*memory_tags.declared("latents")],
+    if modules is None:
+        modules = [] if module is None else list(module.modules())
+    parameters = [*_unique(each._parameters for each in modules)]
+    shards = [*_sharded(modules)]
+    found = {
+        "weights": lambda: chain(
+            parameters,
+            _unique(each._buffers for each in modules),
+            _stepped(optimizers),
+            (each.own for each in shards),
+        ),
+        "gradients": lambda: chain(
+            (e.grad for e in chain(parameters, _grouped(optimizers), _masters(optimizers))),
+            (each.gradients for each in shards),
+            _attributes(optimizers, _GRADIENTS),
+        ),
+        "optimizer state": lambda: _states(optimizers),
+        "communication buckets": lambda: chain(
+            (each.buckets for each in shards), _attributes([module, *optimizers], _BUCKETS)
+        ),
+        "gathered weights": lambda: chain(
+            (each.gathered for each in shards), _gathered(parameters, optimizers)
+        ),
+        "KV cache": lambda: memory_tags.declared("KV cache"),
+        "latents": lambda: memory_tags.declared("latents"),
     }
     seen: set[int] = set()
-    kept = {name: _on(device, found[name], seen) for name in PRECEDENCE}
-    return {name: kept[name] for name in found}
+    kept = {name: _on(device, found[name](), seen) for name in PRECEDENCE if name in only}
+    return {name: kept[name] for name in found if name in only}
+
+
+def _unique(by_name: Iterable[Mapping[str, Any]]) -> Iterator[Any]:
+    """Yields what modules have by name, once each."""
+    seen = {id(None)}
+    for tensor in chain.from_iterable(each.values() for each in by_name):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield tensor
 
 
 def num_fsdp_parts(module: Any) -> int:
@@ -78,7 +104,7 @@ def num_fsdp_parts(module: Any) -> int:
 
 def gathers(module: Any) -> bool:
     """Returns whether a model keeps its weights in shards and gathers them for a while."""
-    return any(True for _ in _sharded(module)) or any(
+    return any(True for _ in _sharded(module.modules())) or any(
         hasattr(each, "ds_tensor") for each in module.parameters()
     )
 
@@ -93,14 +119,15 @@ class _Shards:
         self.buckets: list[Any] = []
 
 
-def _sharded(module: Any) -> Iterator[_Shards]:
+def _sharded(modules: Iterable[Any]) -> Iterator[_Shards]:
     """Yields the shards of each module of FSDP or FSDP2, as they are in torch 2.6 to 2.13."""
-    for each in () if module is None else module.modules():
+    modules = [*modules]
+    for each in modules:
         # Not by `getattr`: a module's own `__getattr__` may raise, or ask the module that it wraps.
         handle = vars(each).get("_handle")  # of FSDP
         if hasattr(handle, "flat_param"):
             yield _of_handle(handle)
-    for state in fsdp2.states_of(module):
+    for state in fsdp2.states_among(modules):
         yield from _of_state(state)
 
 
@@ -135,7 +162,7 @@ def _of_state(state: Any) -> Iterator[_Shards]:
 def _gathered(parameters: Iterable[Any], optimizers: Sequence[Any]) -> Iterator[Any]:
     """Yields the weights that ZeRO-3 has gathered, and the buffers that it gathered them in."""
     for each in parameters:
-        if hasattr(each, "ds_tensor"):
+        if hasattr(each, "ds_tensor") and each.numel():  # else it is empty
             yield each.data
     for optimizer in optimizers:
         coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", 0)

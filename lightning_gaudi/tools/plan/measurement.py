@@ -7,6 +7,7 @@ operator is seen as it is called, which keeps torch from compiling it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_gaudi._core import vendor
-from lightning_gaudi._core.memory.owners import PRECEDENCE, STAYING, gathers, holders
+from lightning_gaudi._core.memory.owners import (
+    PASSING,
+    PRECEDENCE,
+    STAYING,
+    gathers,
+    holders,
+)
 from lightning_gaudi._core.memory.report import REST
 from lightning_gaudi.simulator import observer, statistics
 from lightning_gaudi.simulator.memory import MemoryLog
@@ -36,6 +43,9 @@ _GROWTH = 1.01
 """How much more than ever before is in use where it is worth another look: each takes milliseconds,
 and what is new in between is found behind backward, at the end, or by the next collective."""
 
+
+_SAME = 1e-4
+"""What is in use has not changed if it has by less than this part, and nothing was gathered."""
 
 _MUCH_BYTES = 2**20
 """Of less it does not matter how much a result is: not even all of it would fill a card."""
@@ -182,6 +192,8 @@ class MemoryWatch(Watch):
         self._gathers = False
         self._is_behind_collective = False
         self._is_looking = False
+        self._looked_at, self._has_changed = 0, True
+        self._modules: list[Any] | None = None
         self._guessed: dict[str, str] = {}
         if is_thorough:
             observer.observe(self._note_event)
@@ -199,6 +211,7 @@ class MemoryWatch(Watch):
         self._marks.append(self._log.mark())
         if step == NUM_STEPS - 1 and self._is_thorough:
             self._gathers = gathers(self._run.model)
+            self._modules = [*self._run.model.modules()]
             self._is_looking = True
 
     @override
@@ -244,11 +257,15 @@ class MemoryWatch(Watch):
         """
         is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
         used = vendor.memory_stats()["InUse"]
+        self._has_changed |= is_behind or abs(used - self._looked_at) > _SAME * used
         # In shards each layer has about the same peak, with other gathered weights and gradients.
         is_as_full = self._gathers and self._run.is_trained and _GROWTH * used > self._most
-        if (is_behind and self._gathers) or is_as_full or used > _GROWTH * self._most:
+        if (is_as_full and self._has_changed) or used > _GROWTH * self._most:
             self._most = max(used, self._most)
+            self._looked_at, self._has_changed = used, False
             self._note_holders()
+        elif is_behind and self._gathers:
+            self._note_holders(PASSING)
 
     def _note_growing(self, start: int) -> None:
         self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
@@ -258,9 +275,10 @@ class MemoryWatch(Watch):
         held = sum(each.untyped_storage().nbytes() for name in STAYING for each in found[name])
         self._held_bytes = max(self._held_bytes, held)
 
-    def _note_holders(self) -> dict[str, list[Tensor]]:
+    def _note_holders(self, only: Collection[str] = PRECEDENCE) -> dict[str, list[Tensor]]:
         """Notes which allocations are whose."""
-        found = holders(self._run.model, self._run.optimizers)
+        run, modules = self._run, self._modules
+        found = holders(run.model, run.optimizers, modules=modules, only=only)
         for name, tensors in found.items():
             numbers = {self._log.number_of(each) for each in tensors}
             self._numbers.setdefault(name, set()).update(numbers)
