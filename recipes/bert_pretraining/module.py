@@ -61,7 +61,7 @@ class BertPretraining(RecipeModule):
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
         learning_rate: at its peak.
-        schedule: linear, polynomial (of the published LAMB runs) or constant.
+        schedule: linear, cosine, polynomial (of the published LAMB runs) or constant.
         warmup_steps: of increase to the peak; below 1: a share of the run.
         weight_decay: of all weights but biases and layer norms.
         betas: decay of the optimizer's averages.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from lightning_gaudi import vendor
 from recipes.common.errors import UserError
 
 OptimizerName = Literal["auto", "adamw", "fused_adamw", "lamb", "fused_lamb"]
-Schedule = Literal["linear", "polynomial", "constant"]
+Schedule = Literal["linear", "cosine", "polynomial", "constant"]
 
 EPSILON = 1e-6
 """BERT's, and the default of the vendor's kernels; torch's AdamW and transformers have 1e-8."""
@@ -243,6 +244,7 @@ def make_schedule(
 
     Args:
         name: linear: up to the peak in the warm-up, then down to zero at the last step.
+            cosine: likewise, down along half a cosine.
             polynomial: as the published LAMB runs, s / warm-up, then (1 - s)^0.5, with s the share
             of the run that is done. constant: the peak after the warm-up.
         optimizer: whose `lr` is the peak.
@@ -269,6 +271,12 @@ def make_schedule(
             return (step + 1) / num_warmup
         return max(0.0, (num_steps - step) / max(1.0, num_steps - num_warmup))
 
+    def cosine(step: int) -> float:
+        if step < num_warmup:
+            return (step + 1) / num_warmup
+        done = (step - num_warmup) / max(1.0, num_steps - num_warmup)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
     def polynomial(step: int) -> float:
         # The step that is being taken counts, so that the first one moves the weights.
         done = min(1.0, (step + 1) / max(1.0, num_steps))
@@ -277,5 +285,5 @@ def make_schedule(
     def constant(step: int) -> float:
         return min(1.0, (step + 1) / num_warmup) if num_warmup else 1.0
 
-    shapes = {"linear": linear, "polynomial": polynomial, "constant": constant}
+    shapes = {"linear": linear, "cosine": cosine, "polynomial": polynomial, "constant": constant}
     return LambdaLR(optimizer, shapes[name])

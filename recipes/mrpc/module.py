@@ -48,7 +48,7 @@ class Mrpc(RecipeModule):
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
         learning_rate: at its peak.
-        schedule: linear, polynomial or constant after the warm-up.
+        schedule: linear, cosine, polynomial or constant after the warm-up.
         warmup_steps: 1 or more: steps of linear increase; below 1: a share of the run.
         weight_decay: of all weights but biases and layer norms.
         betas: of the optimizer.

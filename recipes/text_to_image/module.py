@@ -60,7 +60,7 @@ class TextToImage(RecipeModule):
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
         learning_rate: at its peak.
-        schedule: of the learning rate: linear, polynomial or constant.
+        schedule: of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
         weight_decay: of all weights but biases and norms.
         betas: of the optimizer.

@@ -136,7 +136,7 @@ def _rates(name: str, num_steps: float, warmup: float) -> list[float]:
     return [round(scale(step), 3) for step in range(5)]
 
 
-@pytest.mark.parametrize("name", ["linear", "polynomial", "constant"])
+@pytest.mark.parametrize("name", ["linear", "cosine", "polynomial", "constant"])
 def test_a_run_without_a_step_has_a_schedule(name):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     assert 0.0 <= make_schedule(name, optimizer, 0, 0.1).get_last_lr()[0] <= 1.0
