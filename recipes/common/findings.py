@@ -96,8 +96,11 @@ def speed(throughput: TokenThroughput | None, samples: str = "samples") -> list[
         pace,
         ("token efficiency", f"{report.token_efficiency:.1%} of the tokens are no padding"),
     ]
+    flops, mfu = report.flops_per_s, report.mfu
     return [
         *(tokens if samples == "samples" else [pace]),
+        ("operations a second", None if flops is None else f"{flops / 1e12:,.4g} TFLOP"),
+        ("of the peak (MFU)", None if mfu is None else f"{mfu:.1%}"),
         ("measured over", f"{report.num_steps:,} batches, {report.seconds:.1f} s"),
     ]
 
