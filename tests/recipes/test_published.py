@@ -91,6 +91,52 @@ FIGURES = {
         "val/perplexity": 3.8439,
         "train_samples_per_s": 29.82,
     },
+    ("llm_finetuning", "llama_7b_lora_dolly_gaudi_1x", "Gaudi"): {
+        "val/perplexity": 3.9168,
+        "train_samples_per_s": 2.295,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_fsdp_8x", "Gaudi 2"): {
+        "val/perplexity": 2.4259,
+        "train_samples_per_s": 93.5,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_fsdp_8x", "Gaudi 3"): {
+        "val/perplexity": 2.4263,
+        "train_samples_per_s": 73.25,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_ulysses_8x", "Gaudi 2"): {
+        "val/perplexity": 2.8889,
+        "train_samples_per_s": 34.41,
+    },
+    ("llm_finetuning", "llama_7b_lora_alpaca_ulysses_8x", "Gaudi 3"): {
+        "val/perplexity": 2.8421,
+        "train_samples_per_s": 52.49,
+    },
+    ("llm_finetuning", "qwen2_7b_sft_lora_8x", "Gaudi 2"): {"train_samples_per_s": 120},
+    ("llm_finetuning", "qwen2_7b_sft_lora_8x", "Gaudi 3"): {"train_samples_per_s": 193.0},
+    ("llm_finetuning", "qwen2_7b_sft_8x", "Gaudi 2"): {"train_samples_per_s": 7.342},
+    ("llm_finetuning", "qwen2_7b_sft_8x", "Gaudi 3"): {"train_samples_per_s": 13.97},
+    ("llm_finetuning", "qwen2_72b_sft_lora_8x", "Gaudi 2"): {
+        "val/perplexity": 3.7021,
+        "train_samples_per_s": 7.554,
+    },
+    ("llm_finetuning", "qwen2_72b_sft_lora_8x", "Gaudi 3"): {
+        "val/perplexity": 3.7286,
+        "train_samples_per_s": 13.07,
+    },
+    ("llm_finetuning", "mixtral_8x7b_sft_lora_8x", "Gaudi 2"): {"train_samples_per_s": 12.0},
+    ("llm_finetuning", "mixtral_8x7b_sft_lora_8x", "Gaudi 3"): {"train_samples_per_s": 13.1},
+    ("llm_finetuning", "falcon_40b_lora_guanaco_8x", "Gaudi 2"): {
+        "val/perplexity": 4.0,
+        "train_samples_per_s": 15.0,
+    },
+    ("llm_finetuning", "falcon_40b_lora_guanaco_8x", "Gaudi 3"): {
+        "val/perplexity": 3.6948,
+        "train_samples_per_s": 24.64,
+    },
+    ("llm_finetuning", "llama_7b_sft_lora_8x", "Gaudi 2"): {"train_samples_per_s": 51.54},
+    ("llm_finetuning", "llama_7b_sft_lora_8x", "Gaudi 3"): {"train_samples_per_s": 86.19},
+    ("llm_finetuning", "llama_7b_dpo_lora_8x", "Gaudi 2"): {"train_samples_per_s": 13.50},
+    ("llm_finetuning", "llama_7b_dpo_lora_8x", "Gaudi 3"): {"train_samples_per_s": 15.14},
     ("mrpc", "gaudi_1x", "Gaudi"): {
         "val/f1": 0.8968,
         "val/accuracy": 0.8505,
@@ -175,7 +221,7 @@ def test_each_run_has_its_configuration_and_each_configuration_its_run() -> None
         (path.parents[1].name, path.stem) for path in ROOT.glob(f"*/{catalog.PUBLISHED}/*.yaml")
     }
     assert files == set(RUNS)
-    assert len(files) >= 19
+    assert len(files) >= 29
     claims = {
         (path.relative_to(ROOT).parts[0], config["published"]): path.parent.name
         for path in ROOT.rglob("*.yaml")
@@ -220,7 +266,9 @@ def test_cards_rows_and_accumulation_make_the_global_batch(run: Run) -> None:
     assert trainer["devices"] == run.num_cards
     accumulated = trainer.get("accumulate_grad_batches", 1)  # where it trains
     # Cards that hold a model together compute on the same rows.
-    together = trainer.get("strategy", {}).get("init_args", {}).get("tensor_parallel_size", 1)
+    strategy = trainer.get("strategy")
+    options = strategy["init_args"] if isinstance(strategy, dict) else {}
+    together = options.get("tensor_parallel_size", 1)
     num_parts = run.num_cards // together
     assert num_parts * config["data"]["batch_size"] * accumulated == run.global_batch
 
