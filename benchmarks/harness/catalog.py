@@ -48,6 +48,7 @@ _ALL = (
     Benchmark("graph_counts", "trainer", modes=(LAZY,)),
     Benchmark("launches", "trainer"),
     Benchmark("strategy_launches", "distributed", num_cards=2),
+    Benchmark("fine_tuning", "trainer"),
     Benchmark("recipe_throughput", "data", num_cards=0),
     Benchmark("token_efficiency", "data", num_cards=0),
     Benchmark("ddp_step", "distributed", num_cards=2),
