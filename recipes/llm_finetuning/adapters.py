@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,10 +69,12 @@ def add_lora(
         target_modules=names if isinstance(names, list) or names == ALL_LINEAR else [names],
         base_model_name_or_path=base_name,
     )
+    if names != ALL_LINEAR and (missing := _missing(model, config.target_modules)):
+        raise UserError(_no_such_layer(model, targets, missing))
     try:
         model.add_adapter(config)
-    except ValueError as error:
-        raise UserError(_no_such_layer(model, names, error)) from error
+    except ValueError as error:  # of a layer that peft has no adapter for
+        raise UserError(f"model.lora_targets={targets}: {first_line(error)}") from error
     for name, parameter in model.named_parameters():
         is_adapter = is_of_adapter(name)
         parameter.requires_grad_(is_adapter)
@@ -181,18 +183,29 @@ def check_base(checkpoint: Mapping[str, Any], ours: str, name: object) -> None:
         )
 
 
-def _no_such_layer(model: nn.Module, targets: str | list[str], error: ValueError) -> str:
+def _missing(model: nn.Module, targets: Iterable[str]) -> str | None:
+    """Returns a name that no layer has: peft minds only if none of the names has one."""
+    layers = [name for name, _ in model.named_modules()]
+    return next(
+        (
+            each
+            for each in sorted(targets)
+            if not any(name == each or name.endswith(f".{each}") for name in layers)
+        ),
+        None,
+    )
+
+
+def _no_such_layer(model: nn.Module, targets: object, missing: str) -> str:
     linear = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     }
-    asked = [targets] if isinstance(targets, str) else targets
-    wrong = next((each for each in asked if each not in linear), asked[0] if asked else "")
-    near = difflib.get_close_matches(wrong, sorted(linear), 1, 0.4)
+    near = difflib.get_close_matches(missing, sorted(linear), 1, 0.4)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     names = ", ".join(sorted(linear))
     return (
-        f"model.lora_targets={targets}: {first_line(error)}{hint} The model's linear layers are "
-        f"{names}; {ALL_LINEAR} takes all but the one that makes the logits."
+        f"model.lora_targets={targets}: no layer has the name {missing!r}.{hint} The model's "
+        f"linear layers are {names}; {ALL_LINEAR} takes all but the one that makes the logits."
     )

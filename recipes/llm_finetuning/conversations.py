@@ -31,7 +31,7 @@ PREFERENCES = Fields(texts=(), others=("chosen", "rejected"), optional=("prompt"
 """The layout of preferences: two answers to a prompt, or two conversations."""
 DOCUMENTS = Fields(texts=("text",))
 """The layout of text to go on learning the language from."""
-PromptFormat = Literal["plain", "alpaca"]
+PromptFormat = Literal["plain", "alpaca", "question"]
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately "
     "completes the request.\n\n### Instruction:\n{}\n\n{}### Response:"
@@ -54,10 +54,15 @@ class Conversation:
     """Turns that end with an answer of the assistant's."""
 
     messages: tuple[Message, ...]
-    place: str = ""
-    """Where it is from, as messages call it."""
+    origin: Row | str = ""
+    """The row that it is from, or what messages call that."""
     task: str = ""
     """What kind of question it asks, where that is known: scores are told for each."""
+
+    @property
+    def place(self) -> str:
+        """Where it is from, as messages call it: of a row its file is read again up to there."""
+        return self.origin if isinstance(self.origin, str) else self.origin.place
 
     @property
     def question(self) -> tuple[Message, ...]:
@@ -138,20 +143,23 @@ def formatted(prompt: str, more: str, prompt_format: PromptFormat) -> str:
     if prompt_format == "alpaca":
         middle = f"### Input:\n{more}\n\n" if more else ""
         return _ALPACA.format(_WITH_INPUT if more else "", prompt, middle)
-    return f"{prompt}\n\n{more}" if more else prompt
+    whole = f"{prompt}\n\n{more}" if more else prompt
+    return f"Question: {whole}\n\nAnswer: " if prompt_format == "question" else whole
 
 
-def read_preferences(table: Table) -> Iterator[tuple[Conversation, Conversation]]:
-    """Yields the chosen and the rejected conversation of each row.
+def read_preferences(
+    table: Table, prompt_format: PromptFormat = "plain"
+) -> Iterator[tuple[Conversation, Conversation]]:
+    """Yields the chosen and the rejected conversation of each row; arguments as above.
 
     Raises:
         UserError: naming the row that has no two answers to one question.
     """
-    return map(_of_preference, table)
+    return (_of_preference(row, prompt_format) for row in table)
 
 
-def _of_preference(row: Row) -> tuple[Conversation, Conversation]:
-    chosen, rejected = (_of_answer(row, name) for name in ("chosen", "rejected"))
+def _of_preference(row: Row, prompt_format: PromptFormat) -> tuple[Conversation, Conversation]:
+    chosen, rejected = (_of_answer(row, name, prompt_format) for name in ("chosen", "rejected"))
     if chosen.question != rejected.question:
         raise UserError(
             f"{row.place}: the columns {row.columns['chosen']!r} and {row.columns['rejected']!r} "
@@ -160,7 +168,7 @@ def _of_preference(row: Row) -> tuple[Conversation, Conversation]:
     return chosen, rejected
 
 
-def _of_answer(row: Row, name: str) -> Conversation:
+def _of_answer(row: Row, name: str, prompt_format: PromptFormat) -> Conversation:
     """A text behind `prompt`, or messages, which may stand behind those of `prompt`."""
     value, prompt = row.values[name], row.values["prompt"]
     if isinstance(value, list):
@@ -175,10 +183,10 @@ def _of_answer(row: Row, name: str) -> Conversation:
             f"{row.place}: {row.columns[name]!r} is a text, and no column 'prompt' has what it "
             "answers. Add one, or name yours: data.columns.prompt=COLUMN."
         )
-    messages = [Message("user", row.needed_text("prompt"))]
+    messages = [Message("user", formatted(row.needed_text("prompt"), "", prompt_format))]
     if system := row.text("system"):
         messages.insert(0, Message("system", system))
-    return Conversation((*messages, Message("assistant", row.needed_text(name))), row.place)
+    return Conversation((*messages, Message("assistant", row.needed_text(name))), row)
 
 
 def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
@@ -186,7 +194,7 @@ def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
     messages = [Message("user", formatted(prompt, row.text("input"), prompt_format))]
     if system := row.text("system"):
         messages.insert(0, Message("system", system))
-    return Conversation((*messages, Message("assistant", completion)), row.place)
+    return Conversation((*messages, Message("assistant", completion)), row)
 
 
 def _of_messages(row: Row) -> Conversation:
@@ -207,7 +215,7 @@ def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
             f"{row.place}: the conversation has answers, but no message with the role 'user'. "
             "Complete the row or remove it."
         )
-    return Conversation(tuple(found), row.place)
+    return Conversation(tuple(found), row)
 
 
 def _list(row: Row) -> list[Any]:

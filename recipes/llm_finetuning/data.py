@@ -5,6 +5,7 @@ Shapes: B rows of a batch, T tokens of a row.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -76,7 +77,7 @@ class LlmData(PromptData):
         source: embedded (conversations that rules make; for pretrain the documentation of Python
             and `packages`; on every machine), path (files) or hub (a data set by name).
         path: a file, several, or a folder of them (see `common/reader.py`), or the data set's name.
-        subset: configuration of a data set from the hub.
+        subset: configuration of a data set from the hub, or a folder in it, as data/finetune.
         columns: your names of the columns: messages; or prompt, completion and, if there are any,
             input and system; or, for dpo, prompt, chosen and rejected; or, for pretrain, text.
             Alpaca's, Dolly's and GSM8K's are known.
@@ -87,17 +88,21 @@ class LlmData(PromptData):
             merges from the embedded documentation, or from the training rows.
         chat_template: how a conversation is written: null (the tokenizer's own), chatml, a file
             with a template, or none: a question and its answer, one after the other.
-        prompt_format: how a prompt and its input are put together, of rows that are pairs: plain
-            (one behind the other) or alpaca (as Stanford's instructions are).
+        prompt_format: how a prompt and its input are put together, of rows that are no messages:
+            plain (one behind the other), alpaca (as Stanford's instructions are) or question
+            (behind "Question:", and before "Answer:").
         learns_questions: questions are learnt, too, and not answers alone.
         concatenated: rows follow each other and are cut to `pack_length`, as many programs do: they
             see each other then, and their ends are lost. False keeps them whole and apart.
         vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
         max_length: tokens of the longest row; a longer one is cut, so that an answer is left.
+            Rows that are `concatenated` are not cut before.
         pack_length: tokens that rows share in a batch (T); None for max_length, and for twice as
             many of dpo, whose rows have two answers.
         max_sequences_per_pack: rows that share those, and do not see each other; None: as many as
             fit; 1: none shares.
+        buckets: with max_sequences_per_pack=1, lengths of which each row is padded to the least
+            that holds it; each is compiled once. None: all rows are padded to one length.
         batch_size: packed rows of a batch, or prompts, on each card (B).
         eval_batch_size: likewise, in validation, test and prediction; None for as many.
         prompts: questions for `predict`; None: those of the test split, with the answers that were
@@ -131,6 +136,7 @@ class LlmData(PromptData):
         max_length: int = 128,
         pack_length: int | None = None,
         max_sequences_per_pack: int | None = None,
+        buckets: Sequence[int] | None = None,
         batch_size: int = 16,
         eval_batch_size: int | None = None,
         prompts: list[str] | None = None,
@@ -185,7 +191,10 @@ class LlmData(PromptData):
             UserError: if there are none, or one is no conversation.
         """
         if split not in self._rows:
-            tokenizer, limit = self.get_tokenizer(), self.hparams["max_length"]
+            # What is cut to rows from one long text is not cut before.
+            is_cut_later = self.hparams["concatenated"]
+            limit = sys.maxsize if is_cut_later else self.hparams["max_length"]
+            tokenizer = self.get_tokenizer()
             is_text = self.hparams["objective"] == "pretrain"
             if is_text:
                 rows, cut = encode_documents(self._texts(split), tokenizer, limit), Cut()
@@ -195,6 +204,7 @@ class LlmData(PromptData):
                     tokenizer,
                     limit,
                     learns_questions=self.hparams["learns_questions"],
+                    together=self._num_together,
                 )
             if self.hparams["concatenated"]:
                 is_all_learnt = self.hparams["learns_questions"] or is_text
@@ -258,10 +268,22 @@ class LlmData(PromptData):
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row of a batch (T)."""
+        """Tokens of a row of a batch (T), of the longest one where there are several buckets."""
         settings = self.hparams
-        together = 2 if settings["objective"] == "dpo" else 1
-        return int(settings["pack_length"] or together * settings["max_length"])
+        if settings["buckets"]:
+            return int(max(settings["buckets"]))
+        return int(settings["pack_length"] or self._num_together * settings["max_length"])
+
+    @property
+    def _num_together(self) -> int:
+        """Answers that are in one row: the two of a preference."""
+        return 2 if self.hparams["objective"] == "dpo" else 1
+
+    @property
+    def are_rows_shared(self) -> bool:
+        """Whether a row of a batch may hold several documents: preferences have two answers."""
+        settings = self.hparams
+        return settings["max_sequences_per_pack"] != 1 or settings["objective"] == "dpo"
 
     @property
     def pad_token_id(self) -> int:
@@ -329,11 +351,28 @@ class LlmData(PromptData):
                 f"data.max_sequences_per_pack={most} leaves a row empty. Set 1 for a row of its "
                 "own for each, or null for as many as fit."
             )
+        if settings["buckets"] is not None:
+            self._check_buckets()
         if not 0 < share < 0.5:
             raise UserError(f"data.validation_share={share} is not between 0 and 0.5.")
         buckets = settings["prompt_buckets"]
         if not buckets or min(buckets) < 1:
             raise UserError(f"data.prompt_buckets={list(buckets)} must be lengths, such as [64].")
+
+    def _check_buckets(self) -> None:
+        settings, buckets = self.hparams, list(self.hparams["buckets"])
+        if self.are_rows_shared or settings["concatenated"] or settings["pack_length"]:
+            raise UserError(
+                f"data.buckets={buckets} are lengths of rows of one document each. Set "
+                "data.max_sequences_per_pack=1, and leave out data.pack_length, data.concatenated "
+                "and data.objective=dpo; or leave data.buckets out."
+            )
+        longest = settings["max_length"]
+        if not buckets or buckets != sorted({*buckets}) or buckets[0] < 1 or buckets[-1] < longest:
+            raise UserError(
+                f"data.buckets={buckets} must ascend, and the last one must hold "
+                f"data.max_length={longest} tokens: [{longest // 2}, {longest}], for instance."
+            )
 
     def _set_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         given = self.hparams["chat_template"]
@@ -397,7 +436,7 @@ class LlmData(PromptData):
         if self.hparams["source"] == "embedded":
             pairs = embedded_preferences(split, self.hparams["seed"])
         else:
-            pairs = list(read_preferences(self._table(split)))
+            pairs = list(read_preferences(self._table(split), self.hparams["prompt_format"]))
         return chain.from_iterable(pairs)
 
     def _questions(self) -> list[Conversation]:
@@ -413,7 +452,8 @@ class LlmData(PromptData):
                 "--data.prompts '[\"...\"]', or set data.objective=sft."
             )
         if settings["objective"] == "dpo" and settings["source"] != "embedded":
-            rows = [chosen for chosen, _ in read_preferences(self._table("test"))]
+            kind = settings["prompt_format"]
+            rows = [chosen for chosen, _ in read_preferences(self._table("test"), kind)]
         else:
             rows = self._conversations("test")
         return rows[: settings["max_prompts"]]
@@ -422,8 +462,7 @@ class LlmData(PromptData):
         settings, rows = self.hparams, self.rows(split)
         length = self.row_length
         most, is_training = settings["max_sequences_per_pack"], split == "train"
-        # The two answers of a preference are in one row.
-        together = 2 if settings["objective"] == "dpo" else 1
+        together = self._num_together
         lengths = rows.lengths.reshape(-1, together).sum(1).tolist()
         found = [
             [together * number + part for number in each for part in range(together)]
@@ -431,9 +470,12 @@ class LlmData(PromptData):
         ]
         packs = PackDataset(rows, found)
         batch_size = self.samples_per_batch(is_training=is_training)
+        sizes = np.full(len(packs), length)
+        if settings["buckets"]:
+            sizes = rows.lengths[[number for [number] in found]]
         sampler = BucketBatchSampler(
-            np.full(len(packs), length),
-            [length],
+            sizes,
+            settings["buckets"] or [length],
             batch_size,
             shuffle=is_training,
             seed=settings["seed"],

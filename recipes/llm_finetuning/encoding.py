@@ -181,24 +181,30 @@ def encode_conversations(
     max_length: int,
     *,
     learns_questions: bool = False,
+    together: int = 1,
 ) -> tuple[EncodedRows, Cut]:
     """Returns conversations as tokens, of which the answers are predicted.
 
     One that is longer than `max_length` loses its end; where no answer would be left, it loses its
-    beginning, so that the last answer stays.
+    beginning, so that the last answer stays. Those that belong together lose the same of the
+    beginning, and of their ends what is too much then: they go on answering one question.
 
     Args:
         conversations: the rows.
         tokenizer: the model's.
         max_length: tokens of a row at most.
         learns_questions: all tokens are predicted, those of questions as well.
+        together: so many in a row are answers to one question.
 
     Raises:
         UserError: for rows that cannot be written, and answers without a token.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
     template, rows, num_cut, num_at_start = Template(tokenizer), [], 0, 0
-    for conversation, tokens, is_answer in _tokenized(conversations, template, tokenizer):
+    found = _tokenized(conversations, template, tokenizer)
+    if together > 1:
+        found = _cut_alike(found, together, max_length)
+    for conversation, tokens, is_answer in found:
         labels = tokens if learns_questions else np.where(is_answer, tokens, IGNORED)
         if len(tokens) > max_length:
             num_cut += 1
@@ -234,9 +240,24 @@ def encode_documents(
     return EncodedRows(rows)
 
 
+_Tokenized = tuple[Conversation, np.ndarray, np.ndarray]
+
+
+def _cut_alike(rows: Iterator[_Tokenized], together: int, max_length: int) -> Iterator[_Tokenized]:
+    """Takes from the question of rows that belong together what the longest has too much."""
+    while group := list(islice(rows, together)):
+        excess = max(len(tokens) for _, tokens, _ in group) - max_length
+        begins = min(
+            int(np.flatnonzero(np.diff(is_answer * 1) > 0)[-1]) for _, _, is_answer in group
+        )
+        start = max(0, min(excess, begins))
+        for conversation, tokens, is_answer in group:
+            yield conversation, tokens[start:], is_answer[start:]
+
+
 def _tokenized(
     conversations: Iterable[Conversation], template: Template, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[Conversation, np.ndarray, np.ndarray]]:
+) -> Iterator[_Tokenized]:
     """Yields each conversation with its tokens, and which of them are an answer's."""
     for batch in _batched(conversations):
         texts, spans = zip(*map(template.text, batch), strict=True)

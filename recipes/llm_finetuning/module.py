@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Partial, Shard
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from lightning_gaudi.data import block_diagonal_mask
-from lightning_gaudi.inference import Engine
+from lightning_gaudi.inference import Engine, card_memory_bytes
 from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError, first_line
 from recipes.common.folders import place_of, prediction_path, write_predictions
@@ -48,6 +48,7 @@ from recipes.llm_finetuning.adapters import (
     whole_weights,
     without_adapters,
 )
+from recipes.llm_finetuning.attention import attend_over_cards, attend_without_mask, check_mask
 from recipes.llm_finetuning.data import LlmData
 from recipes.llm_finetuning.isolation import check_isolation
 from recipes.llm_finetuning.losses import (
@@ -55,6 +56,7 @@ from recipes.llm_finetuning.losses import (
     chunked_cross_entropy,
     preference_loss,
 )
+from recipes.llm_finetuning.sharding import shard
 
 _FILE = "answers.jsonl"
 _SHOWN = 4
@@ -86,6 +88,10 @@ class LlmFinetuning(RecipeModule):
         initializer_range: standard deviation of the initial weights of a new model.
         attention: transformers' `attn_implementation`: eager, sdpa or gaudi_fused_sdpa (the
             vendor's kernel); None for transformers' default.
+        sequence_parallel: what the cards of `tensor_parallel_size` do with a row's tokens. tensor:
+            they cut layers up, and between them each has some of the tokens; ulysses: each has all
+            layers and some of the tokens, and in attention some of the heads; None: they cut layers
+            up, and each has all tokens.
         tokenizer: name or folder of the tokenizer, to see whether it fits.
         method: full (all weights) or lora (adapters beside frozen ones).
         lora_rank: of the adapters.
@@ -94,7 +100,7 @@ class LlmFinetuning(RecipeModule):
         lora_targets: all-linear, or names of layers, such as [q_proj, v_proj].
         dpo_beta: of data.objective=dpo: less lets the model go further from what it was.
         dtype: of the weights: fp32 or bf16. What is trained is fp32: bf16 is for the frozen weights
-            of lora, and for `predict`.
+            of lora, for `predict`, and for trainer.precision=bf16-true.
         gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
             for a third more time.
         loss_chunks: parts of a batch's tokens, of which one has its logits at a time; they are
@@ -103,7 +109,7 @@ class LlmFinetuning(RecipeModule):
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
         learning_rate: at its peak.
-        schedule: of the learning rate: linear, polynomial or constant.
+        schedule: of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
         weight_decay: of all weights but biases and norms.
         betas: of the optimizer.
@@ -141,6 +147,7 @@ class LlmFinetuning(RecipeModule):
         num_heads: int = 4,
         initializer_range: float = 0.02,
         attention: str | None = None,
+        sequence_parallel: Literal["tensor", "ulysses"] | None = None,
         tokenizer: str | None = None,
         method: Literal["full", "lora"] = "full",
         lora_rank: int = 16,
@@ -194,6 +201,14 @@ class LlmFinetuning(RecipeModule):
         self.strict_loading = method != "lora"
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
+        self._sequence: DeviceMesh | None = None
+        """Cards of which each has some tokens of the same rows, and all layers."""
+        self._is_causal, self._attention = False, ""
+        """Whether no mask is needed, since each row has one document; and what attends else."""
+        self._is_configured = False
+        self._shape: tuple[int, ...] = (0, 0)
+        """Of the last batch that was trained on."""
+        self._num_multiplied = (0.0, 0.0)
 
     @property
     def compile_regions(self) -> tuple[str, ...]:
@@ -206,19 +221,27 @@ class LlmFinetuning(RecipeModule):
 
         Under ZeRO-3 each weight is cut up as it is loaded: no card and no host has all of them.
         """
-        if not hasattr(self, "model"):
-            self.model = self._prepared(self._pretrained())
-        if self.device_mesh is not None:
-            _shard(self, self.device_mesh)
+        if not self._is_configured:
+            if self.hparams["name"]:
+                self.model = self._prepared(self._pretrained())
+            self._attention = self.model.config._attn_implementation
+            if self.device_mesh is not None:
+                sequence = self.hparams["sequence_parallel"]
+                self._sequence = shard(self, self.model, self.device_mesh, sequence)
+            self._is_configured = True
+        if self._trainer is not None:
+            self._prepare_rows()
 
     def setup(self, stage: str) -> None:
         """Refuses to train what cannot be, before it takes long."""
         if stage != "fit":
             return
-        if self.hparams["dtype"] != "fp32" and self.hparams["method"] == "full":
+        is_low = self.hparams["dtype"] != "fp32" and self.trainer.precision != "bf16-true"
+        if is_low and self.hparams["method"] == "full":
             raise UserError(
                 "model.dtype=bf16 is for frozen weights: what is trained is kept in fp32. Set "
-                "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora."
+                "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora. "
+                "trainer.precision=bf16-true trains all in bfloat16, and loses small updates."
             )
         is_dpo = self.data_of(LlmData, "rows").hparams["objective"] == "dpo"
         if is_dpo and self.hparams["method"] != "lora":
@@ -232,10 +255,8 @@ class LlmFinetuning(RecipeModule):
 
     def on_fit_start(self) -> None:
         """Tries whether the model keeps the documents of a packed row apart."""
-        data = self.data_of(LlmData, "tokenizer and rows")
-        _check_positions(self.model, data)
-        settings = data.hparams  # the two answers of a preference share a row in any case
-        if settings["max_sequences_per_pack"] == 1 and settings["objective"] != "dpo":
+        self._num_multiplied = self._count_multiplied()
+        if not self._data().are_rows_shared:
             return
         was_training = self.training
         self.eval()
@@ -253,34 +274,55 @@ class LlmFinetuning(RecipeModule):
             positions: [B, T], int64, from 0 in each document.
 
         Returns:
-            [B, T, D].
+            [B, T, D]; of cards that share rows, that of this card's tokens.
         """
-        ids = torch.arange(tokens.shape[1], device=tokens.device)
-        mask = block_diagonal_mask(sequence_ids, self._compute_dtype())
-        future = ids[None, :] > ids[:, None]
-        mask = mask.masked_fill(future, torch.finfo(torch.bfloat16).min)
+        mask = None if self._is_causal else self._mask(sequence_ids)
         # `use_cache=False`, and a mask of four dimensions: else some models let documents leak.
         found = self.model.get_decoder()(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False
+            input_ids=self._own(tokens),
+            attention_mask=mask,
+            position_ids=self._own(positions),
+            use_cache=False,
         )
         hidden: Tensor = found.last_hidden_state
         return hidden
+
+    def _mask(self, sequence_ids: Tensor) -> Tensor:
+        """[B, 1, T, T]: a token sees those of its document that are before it."""
+        ids = torch.arange(sequence_ids.shape[1], device=sequence_ids.device)
+        mask = block_diagonal_mask(sequence_ids, self._compute_dtype())
+        future = ids[None, :] > ids[:, None]
+        return mask.masked_fill(future, torch.finfo(torch.bfloat16).min)
+
+    def _own(self, of_tokens: Tensor) -> Tensor:
+        """[B, T]: this card's part of it, where cards share rows."""
+        if self._sequence is None:
+            return of_tokens
+        return of_tokens.chunk(self._sequence.size(), 1)[self._sequence.get_local_rank()]
 
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> Any:
         """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
         hidden = self.hidden(batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
         if "max_documents" in batch:
             return self._preferences(batch, hidden, scores)
-        labels = batch["labels"].flatten()
+        labels = self._own(batch["labels"]).flatten()
         num_chunks = self.hparams["loss_chunks"]
         total = chunked_cross_entropy(hidden.flatten(0, 1), labels, self._head, num_chunks)
-        num_learnt = (labels >= 0).sum().float()
         if scores:
-            return torch.stack((total, num_learnt))
+            return torch.stack((total, (labels >= 0).sum().float()))
+        num_learnt = (batch["labels"] >= 0).sum().float()
+        # Gradients of cards that share rows are averaged, and are to be added up.
+        num_parts = 1 if self._sequence is None else self._sequence.size()
         return {
-            "loss": total / batch["mean_learnt"],
-            "answer_loss": total.detach() / num_learnt.clamp(min=1.0),
+            "loss": num_parts * total / batch["mean_learnt"],
+            "answer_loss": self._of_whole_rows(total.detach()) / num_learnt.clamp(min=1.0),
         }
+
+    def _of_whole_rows(self, total: Tensor) -> Tensor:
+        """Adds a sum up over the cards that share rows."""
+        if self._sequence is None:
+            return total
+        return DTensor.from_local(total, self._sequence, [Partial()]).full_tensor()
 
     def _preferences(self, batch: Mapping[str, Any], hidden: Tensor, scores: bool) -> Any:
         """Returns what `forward` does, of preferences; for scores [3]: right ones, too."""
@@ -309,7 +351,42 @@ class LlmFinetuning(RecipeModule):
             int(batch["max_documents"]),
         )
 
+    @property
+    def flops_per_batch(self) -> int:
+        """Floating-point operations of the last batch, forward and backward, for the MFU.
+
+        As far as matrices are multiplied, of all places of a row, and without what checkpointing
+        computes again. Frozen weights have no gradients of their own.
+        """
+        config = self.model.config.get_text_config()
+        num_rows, length = self._shape
+        num_tokens = num_rows * length
+        heads = config.num_attention_heads
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        attention = 4 * num_tokens * length * width * config.num_hidden_layers
+        trained, frozen = self._num_multiplied
+        found = num_tokens * (6 * trained + 4 * frozen) + 3 * attention
+        if self._data().hparams["objective"] == "dpo":  # and the base's forward
+            found += 2 * num_tokens * frozen + attention
+        return int(found)
+
+    def _count_multiplied(self) -> tuple[float, float]:
+        """Returns how many numbers of matrices a token meets, trained ones and frozen ones."""
+        config = self.model.config.get_text_config()
+        embeddings = self.model.get_input_embeddings().weight
+        is_tied = embeddings is self.model.get_output_embeddings().weight
+        found = {True: 0.0, False: 0.0}
+        for weight in self.model.parameters():
+            shape = getattr(weight, "ds_shape", weight.shape)
+            share = 1.0
+            if len(shape) == 3:  # experts, of which a token meets some
+                share = config.num_experts_per_tok / shape[0]
+            if len(shape) > 1 and (is_tied or weight is not embeddings):
+                found[weight.requires_grad] += share * math.prod(shape)
+        return found[True], found[False]
+
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
+        self._shape = tuple(batch["input_ids"].shape)
         return self(batch)  # type: ignore[no-any-return]
 
     def on_validation_epoch_start(self) -> None:
@@ -472,7 +549,29 @@ class LlmFinetuning(RecipeModule):
         """Returns logits [B, T, V] of rows as `hidden` takes them."""
         with self.trainer.precision_plugin.forward_context():
             hidden = self.hidden(tokens, sequence_ids, positions)
-            return self._head(hidden.flatten(0, 1)).unflatten(0, tokens.shape)
+            logits = self._head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+            if self._sequence is None:
+                return logits
+            return DTensor.from_local(logits, self._sequence, [Shard(1)]).full_tensor()
+
+    def _prepare_rows(self) -> None:
+        """Sets how documents are kept apart, and refuses rows that the model or a card cannot."""
+        data, is_predicting = self._data(), self.trainer.state.fn == "predict"
+        self.model.set_attn_implementation(self._attention)
+        self._is_causal = False
+        if is_predicting:
+            return
+        _check_positions(self.model, data)
+        length = data.row_length
+        if self._sequence is not None:
+            attend_over_cards(self.model, self._sequence, length)
+            self._is_causal = not data.are_rows_shared
+        elif not data.are_rows_shared:
+            self._is_causal = attend_without_mask(self.model)
+        if not self._is_causal and self.trainer.strategy.root_device.type == "hpu":
+            num_bytes = 2 if str(self.trainer.precision).startswith("bf16") else 4
+            rows = data.samples_per_batch(is_training=self.trainer.state.fn == "fit")
+            check_mask(rows, length, num_bytes, card_memory_bytes())
 
     def _compute_dtype(self) -> torch.dtype:
         """Of attention, whose mask has to have it."""
@@ -593,21 +692,3 @@ def _check_positions(model: PreTrainedModel, data: LlmData) -> None:
             f"The model's attention sees {window} tokens back, and a packed row of {packed} tokens "
             f"would see more. Set data.pack_length={window} or less."
         )
-
-
-def _shard(module: LlmFinetuning, mesh: DeviceMesh) -> None:
-    """Cuts up each block, and the rest as one, over the cards of the axis data_parallel."""
-    if mesh["tensor_parallel"].size() > 1:
-        raise UserError(
-            "trainer.strategy has tensor_parallel_size="
-            f"{mesh['tensor_parallel'].size()}, which this recipe does not train with. Set "
-            "tensor_parallel_size=1 and data_parallel_size to the number of cards."
-        )
-    over = mesh["data_parallel"]
-    if over.size() == 1:
-        return
-    decoder: Any = module.model.get_decoder()
-    for block in decoder.layers:
-        fully_shard(block, mesh=over)
-    fully_shard(module, mesh=over)
-    register_fsdp_forward_method(module, "packed_logits")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from recipes.common import reader
 from recipes.common.errors import UserError
 from recipes.llm_finetuning.conversations import (
     Conversation,
@@ -83,6 +84,27 @@ def test_prompts_may_be_alpaca_s(more: str, expected: str, tmp_path: Path) -> No
     tables = open_conversations("path", path, held_out_share=0.0, seed=0, **options)
     [found] = read_conversations(tables["train"], "alpaca")
     assert found.messages == (Message("user", expected), PAIR[1])
+
+
+def test_prompts_may_be_questions(tmp_path: Path) -> None:
+    path = str(_write(tmp_path / "train.jsonl", {"question": "Why?", "answer": "Because."}))
+    options: dict[str, Any] = {"objective": "sft", "subset": None, "columns": None}
+    tables = open_conversations("path", path, held_out_share=0.0, seed=0, **options)
+    [found] = read_conversations(tables["train"], "question")
+    assert found.messages == (Message("user", "Question: Why?\n\nAnswer: "), PAIR[1])
+
+
+def test_a_row_tells_its_line_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find a line its file is read up to there: of each row that would take for ever."""
+    path = _write(tmp_path / "train.jsonl", *[_chat(ASKED, ANSWERED)] * 3)
+    asked: list[int] = []
+    found = reader.line_of
+    monkeypatch.setattr(reader, "line_of", lambda *of: asked.append(of[1]) or found(*of))
+    rows = _read(path)
+    assert not asked
+    assert rows[2].place.endswith("train.jsonl, line 3")
 
 
 def test_columns_may_have_other_names(tmp_path: Path) -> None:

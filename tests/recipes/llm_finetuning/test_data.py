@@ -25,6 +25,40 @@ def test_all_batches_have_one_shape(base: str, rows: Path, most: int | None) -> 
         assert max(int(each["sequence_ids"].max()) for each in batches) <= most
 
 
+def test_rows_of_their_own_come_in_a_few_lengths(base: str, rows: Path) -> None:
+    data = small_data(base, rows, max_sequences_per_pack=1, buckets=[24, 40, 64])
+    batches = [*data.val_dataloader()]
+    lengths = {each["input_ids"].shape[1] for each in batches}
+    assert len(lengths) > 1
+    assert lengths <= {24, 40, 64}
+    learnt = sum(int((each["labels"] >= 0).sum()) for each in batches)
+    assert learnt == data.num_judged("validation")
+    for batch in batches:
+        assert int(batch["sequence_ids"].max()) == 1
+
+
+def test_the_end_is_learnt_where_it_is_the_padding_too(
+    base: str, rows: Path, tmp_path: Path
+) -> None:
+    tokenizer = small_data(base, rows).get_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path)
+    data = small_data(str(tmp_path), rows)
+    end = data.pad_token_id
+    assert end == tokenizer.eos_token_id
+    batch = next(iter(data.val_dataloader()))
+    assert (batch["input_ids"][batch["sequence_ids"] == 0] == end).all()
+    assert (batch["labels"][batch["sequence_ids"] == 0] < 0).all()
+    # Each document has an answer, and what ends it is learnt.
+    assert int((batch["labels"] == end).sum()) >= batch["num_sequences"]
+
+
+def test_rows_that_are_cut_from_one_text_lose_nothing_before(base: str, rows: Path) -> None:
+    whole = small_data(base, rows, max_length=256).rows("train")
+    cut = small_data(base, rows, max_length=16, concatenated=True).rows("train")
+    assert 0 <= whole.lengths.sum() - cut.lengths.sum() < 16
+
+
 def test_an_evaluation_has_each_token_once(base: str, rows: Path) -> None:
     data = small_data(base, rows, pack_length=96)
     learnt = torch.cat([each["labels"][each["labels"] >= 0] for each in data.val_dataloader()])
@@ -65,6 +99,11 @@ def test_given_prompts_are_written_as_rows_are(
         ({"pack_length": 32}, r"pack_length=32 does not hold a row of data\.max_length=64"),
         ({"max_sequences_per_pack": 0}, r"max_sequences_per_pack=0 leaves a row empty"),
         ({"validation_share": 0.9}, r"validation_share=0\.9 is not between"),
+        ({"buckets": [64]}, r"buckets=\[64\] are lengths of rows of one document each"),
+        (
+            {"buckets": [32], "max_sequences_per_pack": 1},
+            r"buckets=\[32\] must ascend, and the last one must hold data\.max_length=64",
+        ),
         ({"prompt_buckets": []}, r"prompt_buckets=\[\] must be lengths"),
         ({"chat_template": "chatlm"}, r"chat_template=chatlm is no file, and none of chatml, none"),
         ({"source": "embedded"}, r"data\.path is set, but data\.source=embedded"),

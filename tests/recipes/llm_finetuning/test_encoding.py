@@ -120,8 +120,19 @@ def test_a_row_that_is_cut_has_an_answer_left(tokenizer: Any, max_length: int) -
     assert 0 < cut.num_at_start <= cut.num_rows < len(rows) + 1
 
 
-def test_the_end_is_learnt_where_it_is_the_padding_too(tokenizer: Any) -> None:
-    assert tokenizer.eos_token in _learnt(tokenizer, TWO)[0]
+@pytest.mark.parametrize("max_length", [16, 24, 40])
+def test_two_answers_that_are_cut_go_on_answering_one_question(
+    tokenizer: Any, max_length: int
+) -> None:
+    rows = [_talk("Why " * 12 + "?", "Because."), _talk("Why " * 12 + "?", "It is so " * 4)]
+    encoded, _ = encode_conversations(rows, tokenizer, max_length, together=2)
+    assert encoded.lengths.max() <= max_length
+    learnt = [encoded[number]["labels"] != IGNORED for number in range(2)]
+    starts = [int(each.argmax()) for each in learnt]
+    assert starts[0] == starts[1]
+    assert all(each.any() for each in learnt)
+    one, other = (encoded[number]["input_ids"][: starts[0] + 1] for number in range(2))
+    assert one.tolist() == other.tolist()
 
 
 def test_questions_are_learnt_where_that_is_asked_for(tokenizer: Any) -> None:

@@ -15,17 +15,20 @@ from tests.recipes.llm_finetuning.conftest import FAMILIES, make_module, make_to
 from tests.recipes.llm_finetuning.test_adapters import _fit, cli_of
 
 NUM_STEPS, SAVED_AT = 20, 10
-_FSDP2 = (
-    "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy",
-    "--trainer.strategy.init_args.data_parallel_size=2",
-    "--trainer.strategy.init_args.tensor_parallel_size=1",
-)
+_PARALLEL = "--trainer.strategy=lightning.pytorch.strategies.ModelParallelStrategy"
+_SIZES = "--trainer.strategy.init_args"
+_FSDP2 = (_PARALLEL, f"{_SIZES}.data_parallel_size=2", f"{_SIZES}.tensor_parallel_size=1")
+_TENSORS = (_PARALLEL, f"{_SIZES}.data_parallel_size=1", f"{_SIZES}.tensor_parallel_size=2")
 STRATEGIES = {
     "ddp": (),
     "fsdp2": _FSDP2,
+    "tensors": _TENSORS,
+    "sequences": (*_TENSORS, "--model.sequence_parallel=tensor"),
+    "ulysses": (*_TENSORS, "--model.sequence_parallel=ulysses"),
     "zero1": ("--trainer.strategy=deepspeed_stage_1",),
     "zero3": ("--trainer.strategy=deepspeed_stage_3",),
 }
+TOGETHER = ("tensors", "sequences", "ulysses")
 METHODS = ("lora", "full", "dpo")
 PACKS = {"packed": "null", "alone": "1"}
 _CASES = [(name, method, packs) for name in STRATEGIES for method in METHODS for packs in PACKS]
@@ -45,12 +48,17 @@ def _settings(method: str, packs: str) -> list[str]:
     ]
 
 
+def _batch(strategy: str) -> str:
+    """Rows of a card: those that cut layers up compute on the same ones."""
+    return f"--data.batch_size={2 if strategy in TOGETHER else 1}"
+
+
 def _train(rank: int, path: Path, base: str, rows: Path, pairs: Path) -> dict[str, list[float]]:
     found = {}
     for name, method, packs in _CASES:
         settings = [*_settings(method, packs), *STRATEGIES[name], "--trainer.devices=2"]
         data = pairs if method == "dpo" else rows
-        cli = cli_of(path / name, base, data, "--data.batch_size=1", *settings)
+        cli = cli_of(path / name, base, data, _batch(name), *settings)
         found[f"{name}-{method}-{packs}"] = _fit(cli)
     return found
 
@@ -69,7 +77,7 @@ def _save_and_resume(rank: int, path: Path, base: str, rows: Path) -> dict[str, 
     found = {}
     for name, strategy in STRATEGIES.items():
         settings = [*_settings("lora", "packed"), *strategy, "--trainer.devices=2"]
-        settings += ["--data.batch_size=1", f"--trainer.max_steps={NUM_STEPS}"]
+        settings += [_batch(name), f"--trainer.max_steps={NUM_STEPS}"]
         saver = ModelCheckpoint(
             path / name, filename="{step}", every_n_train_steps=SAVED_AT, save_top_k=-1
         )
