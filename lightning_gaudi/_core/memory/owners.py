@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -59,7 +59,7 @@ def holders(
         modules = [] if module is None else list(module.modules())
     parameters = [*_unique(each._parameters for each in modules)]
     shards = [*_sharded(modules)]
-    found = {
+    found: dict[str, Callable[[], Iterable[Any]]] = {
         "weights": lambda: chain(
             parameters,
             _unique(each._buffers for each in modules),

@@ -26,7 +26,7 @@ from lightning_gaudi.tools.plan.run import Run
 _DROPPED = (
     *("Checkpoint", "LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor", "Timer"),
     *("ProgressBar", "ModelSummary", "EarlyStopping", "OnExceptionCheckpoint"),
-    *("SaveConfigCallback", "BasePredictionWriter"),
+    *("SaveConfigCallback", "BasePredictionWriter", "RunReport"),
 )
 """Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
 
