@@ -29,7 +29,11 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
     place, gguf = locate(setting, name_or_path)
     options |= {"gguf_file": gguf} if gguf else {}
     try:
-        return cls.from_pretrained(place, **options)  # type: ignore[attr-defined,no-any-return]
+        loaded: Any = cls.from_pretrained(place, **options)  # type: ignore[attr-defined]
+        if (quantizer := getattr(loaded, "hf_quantizer", None)) is not None and gguf:
+            # It has whole weights, but counts as quantized (transformers 5), and is not saved then.
+            quantizer.remove_quantization_config(loaded)
+        return loaded  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
