@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from recipes.common.errors import UserError
 from recipes.common.export import export as export_model, read_checkpoint, tokenizer_of
-from recipes.common.hub import load_pretrained
+from recipes.common.hub import load_pretrained, locate
 from recipes.common.training import CLASS_KEY, CONFIG_KEY
 from recipes.llm_finetuning.adapters import (
     add_lora,
@@ -57,11 +57,20 @@ def export(checkpoint: Path, output: Path, kind: str | None) -> str:
     if kind == ADAPTER:
         model.save_pretrained(output)
         tokenizer_of(content).save_pretrained(output)
-        return f"peft.AutoPeftModelForCausalLM.from_pretrained('{output}')"
+        return _how_to_load(settings["name"], output)
     merged = _merged(model, settings)
     merged.save_pretrained(output)
     tokenizer_of(content).save_pretrained(output)
     return f"transformers.{type(merged).__name__}.from_pretrained('{output}')"
+
+
+def _how_to_load(name: str, output: Path) -> str:
+    """Of a base in a GGUF file, which peft does not find by its name."""
+    place, gguf = locate("model.name", name)
+    if gguf is None:
+        return f"peft.AutoPeftModelForCausalLM.from_pretrained('{output}')"
+    base = f"transformers.AutoModelForCausalLM.from_pretrained('{place}', gguf_file='{gguf}')"
+    return f"peft.PeftModel.from_pretrained({base}, '{output}')"
 
 
 def _base(settings: dict[str, Any]) -> PreTrainedModel:

@@ -111,6 +111,8 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
     overrides = _from_the_hub(config, tiny.get(recipe))
     # This process has its mode; tests/tools/command_line/test_environment.py asks for others.
     overrides.append("--environment=null")
+    if "query_key_value" in config["model"].get("lora_targets", ()):  # Falcon's, not Llama's
+        overrides.append("--model.lora_targets=[q_proj]")
     # Weights of a real size are neither made nor drawn; tiny ones are read, which needs memory.
     with contextlib.nullcontext() if recipe in tiny else torch.device("meta"):
         cli = run(["--config", str(path), *overrides], run=False)
