@@ -104,9 +104,14 @@ def _set(model: PreTrainedModel, name: str, attend: Any) -> bool:
 
 
 def _over_cards(attend: Any, mesh: DeviceMesh) -> Any:
-    import deepspeed.comm
-    from deepspeed.sequence.layer import DistributedAttention
-
+    try:
+        import deepspeed.comm
+        from deepspeed.sequence.layer import DistributedAttention
+    except ImportError as error:
+        raise UserError(
+            "model.sequence_parallel=ulysses needs the package deepspeed, which is not installed. "
+            "Run: pip install 'lightning-gaudi[recipes,llm,deepspeed]'"
+        ) from error
     deepspeed.comm.init_distributed(dist_init_required=False)
 
     def local(query: Tensor, key: Tensor, value: Tensor, *given: Any) -> Tensor:

@@ -56,7 +56,7 @@ from recipes.llm_finetuning.losses import (
     chunked_cross_entropy,
     preference_loss,
 )
-from recipes.llm_finetuning.sharding import shard
+from recipes.llm_finetuning.sharding import ULYSSES, shard, takes_from_first
 
 _FILE = "answers.jsonl"
 _SHOWN = 4
@@ -220,6 +220,7 @@ class LlmFinetuning(RecipeModule):
         """Loads a model that has a name, and cuts it up where `ModelParallelStrategy` asks for it.
 
         Under ZeRO-3 each weight is cut up as it is loaded: no card and no host has all of them.
+        For FSDP2 the first rank reads the model, and the others get their parts of it.
         """
         if not self._is_configured:
             if self.hparams["name"]:
@@ -228,6 +229,7 @@ class LlmFinetuning(RecipeModule):
             if self.device_mesh is not None:
                 sequence = self.hparams["sequence_parallel"]
                 self._sequence = shard(self, self.model, self.device_mesh, sequence)
+                self._base = self.trainer.strategy.broadcast(self._base)
             self._is_configured = True
         if self._trainer is not None:
             self._prepare_rows()
@@ -248,6 +250,18 @@ class LlmFinetuning(RecipeModule):
             raise UserError(
                 "data.objective=dpo compares with the model as it was, which beside adapters is "
                 "still there. Set model.method=lora, and model.name to the model."
+            )
+        sequence, mesh = self.hparams["sequence_parallel"], self.device_mesh
+        if sequence and (mesh is None or mesh["tensor_parallel"].size() == 1):
+            raise UserError(
+                f"model.sequence_parallel={sequence} is what cards that share a row do, and none "
+                "do. Set trainer.strategy to ModelParallelStrategy with tensor_parallel_size to "
+                "their number, or leave it out."
+            )
+        if is_dpo and sequence == ULYSSES:
+            raise UserError(
+                "model.sequence_parallel=ulysses gives cards parts of an answer, and "
+                "data.objective=dpo compares whole ones. Leave it out, or set tensor."
             )
         strategy = self.trainer.strategy
         if isinstance(strategy, DeepSpeedStrategy) and self.hparams["method"] == "lora":
@@ -378,9 +392,9 @@ class LlmFinetuning(RecipeModule):
         found = {True: 0.0, False: 0.0}
         for weight in self.model.parameters():
             shape = getattr(weight, "ds_shape", weight.shape)
-            share = 1.0
-            if len(shape) == 3:  # experts, of which a token meets some
-                share = config.num_experts_per_tok / shape[0]
+            share, num_met = 1.0, getattr(config, "num_experts_per_tok", None)
+            if len(shape) == 3 and num_met:  # experts, of which a token meets some
+                share = num_met / shape[0]
             if len(shape) > 1 and (is_tied or weight is not embeddings):
                 found[weight.requires_grad] += share * math.prod(shape)
         return found[True], found[False]
@@ -581,9 +595,15 @@ class LlmFinetuning(RecipeModule):
 
     def _pretrained(self) -> PreTrainedModel:
         settings = self.hparams
-        options = {"dtype": _DTYPES[settings["dtype"]]}
+        options = {}
         if settings["attention"] is not None:
             options["attn_implementation"] = settings["attention"]
+        if takes_from_first(self.device_mesh, settings["sequence_parallel"]):
+            config = load_pretrained(AutoConfig, "model.name", settings["name"])
+            with torch.device("meta"):
+                empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
+            return empty.to(_DTYPES[settings["dtype"]])  # type: ignore[arg-type]
+        options["dtype"] = _DTYPES[settings["dtype"]]
         # Lightning makes the card torch's device here; but of ZeRO-3 weights come from files.
         with nullcontext() if self._is_in_shards() else torch.device("cpu"):
             model: PreTrainedModel = load_pretrained(
@@ -595,7 +615,8 @@ class LlmFinetuning(RecipeModule):
         """Puts adapters beside the weights, where they are asked for."""
         settings = self.hparams
         if settings["method"] == "lora":
-            self._base = base_fingerprint(model)  # before a strategy cuts weights up
+            if not next(model.parameters()).is_meta:  # else the first rank tells
+                self._base = base_fingerprint(model)  # before a strategy cuts weights up
             with torch.device("cpu"), torch.random.fork_rng([]), whole_weights():
                 torch.manual_seed(self._adapter_seed)
                 self._add_lora(model)

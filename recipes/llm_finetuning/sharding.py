@@ -16,11 +16,13 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -70,12 +72,48 @@ def shard(
         for name, each in model.named_parameters():
             each.requires_grad_(is_trained[name])  # SequenceParallel trains all that it is given
     if over.size() > 1:
+        is_spread = shares.size() == 1 or sequence == ULYSSES
         decoder: Any = model.get_decoder()
         for block in decoder.layers:
+            if is_spread:
+                _take_from_first(block, over)
             fully_shard(block, mesh=over)
+        if is_spread:
+            _take_from_first(model, over)
         fully_shard(module, mesh=over)
         register_fsdp_forward_method(module, "packed_logits")
     return shares if shares.size() > 1 and sequence == ULYSSES else None
+
+
+def takes_from_first(mesh: DeviceMesh | None, sequence: str | None) -> bool:
+    """Returns whether this rank needs no weights, as `shard` gives it its part of the first one's.
+
+    Of layers that are cut up within a block, each rank has its own.
+    """
+    if mesh is None or (mesh["tensor_parallel"].size() > 1 and sequence != ULYSSES):
+        return False
+    return dist.get_rank() > 0
+
+
+@torch.no_grad()
+def _take_from_first(part: PreTrainedModel | nn.Module, mesh: DeviceMesh) -> None:
+    """Gives the layers of a part that are whole still the values of the first rank.
+
+    There they may be on the host, elsewhere on meta: one block at a time is whole on a card.
+    """
+    device = torch.device(mesh.device_type)
+    for layer in part.modules():
+        if any(each.is_meta for each in _own(layer)):
+            layer.to_empty(device=device, recurse=False)
+    if isinstance(part, PreTrainedModel):
+        part.tie_weights()
+    for each in [*part.parameters(), *part.buffers()]:
+        if not isinstance(each, DTensor):
+            dist.broadcast(each.to(device).contiguous(), 0, group=mesh.get_group())
+
+
+def _own(layer: nn.Module) -> list[Tensor]:
+    return [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
 
 
 def _split(model: PreTrainedModel, mesh: DeviceMesh, *, cuts_tokens: bool) -> None:

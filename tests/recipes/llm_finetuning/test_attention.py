@@ -56,6 +56,12 @@ def test_a_fit_goes_without_a_mask_and_a_prediction_with_one(
     assert cli.model.model.config._attn_implementation == "sdpa"
 
 
+def test_a_row_that_no_cards_share_is_refused(base: str, rows: Path, tmp_path: Path) -> None:
+    message = r"sequence_parallel=ulysses is what cards that share a row do"
+    with pytest.raises(UserError, match=message):
+        _fit(cli_of(tmp_path, base, rows, "--model.sequence_parallel=ulysses"))
+
+
 def test_a_mask_that_would_take_much_of_a_card_is_refused() -> None:
     capacity = 96 * 2**30
     check_mask(1, 32768, 2, capacity)
