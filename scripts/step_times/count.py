@@ -1,134 +1,286 @@
-"""Counts what a step of each published training computes, moves and sends, as a plan counts it.
+"""Counts what a step of each published run computes, moves and sends, and writes counts.csv.
 
-    python scripts/step_times/count.py      # writes scripts/step_times/counts.json; a few minutes
+    python -m scripts.step_times.count
 
-Each model is built from its configuration on a dry card, which has sizes and no values, with one
-layer and with three: all that is counted grows by the same amount with each layer. What several
-cards send follows from the strategy, see `sent_bytes`.
+A published run has no program here to rehearse. So its model is made by transformers from its
+configuration, on the same dry card as a plan's, takes a forward, a backward and a step of the
+vendor's fused AdamW, and `lightning_gaudi.tools.plan.work.Work` counts them, as in a plan. What is
+sent is not rehearsed: `sent_bytes` has it of the strategy, by the rules that a plan's collectives keep.
 """
 
 from __future__ import annotations
 
-import json
+import csv
+import gc
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parents[1])]
+from scripts.step_times.models import DECODERS, MODELS
+from scripts.step_times.rule import HERE, read
 
-os.environ |= {
-    "LIGHTNING_GAUDI_SIMULATE": "1",
-    "LIGHTNING_GAUDI_SIMULATE_DRY": "1",
-    "LIGHTNING_GAUDI_SIMULATE_RULES": "off",
+Row = Mapping[str, str]
+COUNTS = (
+    "flops",
+    "float8_flops",
+    "moved_bytes",
+    "weight_bytes",
+    "sent_bytes",
+    "num_operators",
+    "num_attentions",
+    "num_passes",
+)
+SETTINGS = (
+    "model", "task", "trained", "strategy", "cards", "batch", "accumulation", "length",
+    "checkpointing", "precision", "attention",
+)  # fmt: skip
+_HEADS = {
+    "classification": "SequenceClassification",
+    "question answering": "QuestionAnswering",
+    "masked language modeling": "MaskedLM",
+    "summarization": "ConditionalGeneration",
+    "image classification": "ImageClassification",
 }
 
-import torch
-import transformers
 
-from runs import MODELS, Run, read_runs
-from lightning_gaudi.tools.plan.work import Work
-
-Counts = dict[str, float]
-
-
-def count_training(run: Run) -> Counts:
-    """Returns what one batch of a run takes of a card: forward, backward, the optimizer's step.
-
-    Returns:
-        `flops` and `moved_bytes` of forward and backward; `step_bytes`, which the optimizer moves;
-        `weights` and `trained`, the numbers of each; `products`, the operators that multiply.
-    """
-    few, more = (_counted(run, layers) for layers in (1, 3))
-    num_layers = MODELS[run.model].layers
-    return {name: few[name] + (more[name] - few[name]) / 2 * (num_layers - 1) for name in few}
+def is_counted(row: Row) -> bool:
+    """Returns whether a run's settings are known well enough to count it."""
+    is_known = row["model"] in MODELS and row["kind"] in (
+        "text", "fp8", "encoder-decoder", "vision", "eager mode", "fsdp, compiled",
+    )  # fmt: skip
+    return is_known and row["strategy"] != "megatron"
 
 
-def _counted(run: Run, layers: int) -> Counts:
-    model = _model(run, layers)
+def key_of(row: Row) -> tuple[str, ...]:
+    """Returns what a run's counts depend on."""
+    return tuple(row[name] for name in SETTINGS)
+
+
+def main() -> int:
+    """Counts all runs that counts.csv does not have, in a process with a dry card."""
+    if not os.environ.get("LIGHTNING_GAUDI_SIMULATE_DRY"):
+        command = [sys.executable, "-m", "scripts.step_times.count"]
+        return subprocess.run(command, env=_environment(), check=False).returncode
+    from lightning_gaudi.simulator.memory import unlimited_memory
+
+    unlimited_memory()
+    path = HERE / "counts.csv"
+    found = {key_of(row): row for row in read("counts")} if path.exists() else {}
+    for row in read("training"):
+        if not is_counted(row) or key_of(row) in found:
+            continue
+        counted = {name: str(value) for name, value in count(row).items()}
+        found[key_of(row)] = {name: row[name] for name in SETTINGS} | counted
+        print(*key_of(row), counted["flops"], flush=True)
+        gc.collect()
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, (*SETTINGS, *COUNTS), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found.values())
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    from lightning_gaudi.simulator.settings import CARD, DRY, RULES, SIMULATE, path_with_stand_in
+
+    return os.environ | {
+        SIMULATE: "1", DRY: "1", RULES: "off", CARD: "gaudi2",
+        "LIGHTNING_GAUDI_RELIABILITY": "off", "PYTHONPATH": path_with_stand_in(),
+       
+    }  # fmt: skip
+
+
+def count(row: Row) -> dict[str, int]:
+    """Counts a step of the optimizer on one card, on this process's dry card."""
+    import torch
+
+    from lightning_gaudi.tools.plan.work import Work
+
+    model = make(row)
     trained = [each for each in model.parameters() if each.requires_grad]
-    batch = _batch(run)
-    cast = torch.autocast("hpu", torch.bfloat16) if run.is_autocast else nullcontext()
-    work = Work(model.parameters())
-    counts: Counts = {}
-    for is_counted in (False, True):  # the first may set up what stays
-        model.zero_grad()
-        if is_counted:
+    is_sharded = row["strategy"].startswith("zero")
+    optimizer = None if is_sharded else _optimizer(trained)
+    batch = _batch(row, model.config)
+    is_autocast = row["precision"] == "autocast"
+    cast = torch.autocast("hpu", torch.bfloat16) if is_autocast else nullcontext()
+    for step in range(2):  # the second has the optimizer's states
+        if step:
+            work = Work(model.parameters())
             work.start()
         with cast:
             loss = model(**batch).loss
         loss.backward()
-        if is_counted:
-            work.stop()
-            counts = {"flops": work.num_flops, "moved_bytes": work.moved_bytes}
-    num_weights = sum(each.numel() for each in model.parameters())
-    num_trained = sum(each.numel() for each in trained)
-    return {**counts, "weights": num_weights, "trained": num_trained}
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        del loss
+        if not step:
+            gc.collect()
+    work.stop()
+    found = work.so_far()
+    assert work.is_complete
+    micro = int(row["accumulation"])
+    weights = sum(each.numel() for each in trained)
+    # A rank of ZeRO steps its part of the weights: gradients are read, moments and masters read and
+    # written, the weights written in 16 bits.
+    stepped = weights // int(row["cards"]) * 30 if is_sharded else 0
+    return {
+        "flops": found.flops * micro,
+        "float8_flops": _float8_flops(row, found.flops) * micro,
+        "moved_bytes": found.moved_bytes * micro + stepped,
+        "weight_bytes": found.weight_bytes * micro,
+        "sent_bytes": sent_bytes(row, weights, sum(each.numel() for each in model.parameters())),
+        "num_operators": found.num_operators * micro,
+        "num_attentions": found.num_attentions * micro,
+        "num_passes": found.num_passes * micro,
+    }
 
 
-def _model(run: Run, layers: int) -> Any:
-    known = MODELS[run.model]
-    settings = {**known.settings, known.layers_name: layers}
-    config = transformers.AutoConfig.for_model(known.kind, **settings)
-    config._attn_implementation = "sdpa" if run.is_flash else "eager"
+def _float8_flops(row: Row, flops: int) -> int:
+    """Returns the products that the vendor's Linear of float8 has: all but those of attention."""
+    return flops if row["precision"] == "fp8" else 0
+
+
+def sent_bytes(row: Row, trained: int, weights: int) -> int:
+    """Returns what a rank sends in a step of the optimizer, in a ring, as a plan counts it.
+
+    Args:
+        row: A run.
+        trained: Weights that have gradients.
+        weights: All of them.
+    """
+    cards = int(row["cards"])
+    share = (cards - 1) / cards
+    size = 2 if row["precision"] != "autocast" and row["trained"] == "all" else 4
+    strategy = row["strategy"]
+    if cards == 1:
+        return 0
+    if strategy == "ddp":
+        return int(2 * share * trained * size)
+    if strategy in ("zero1", "zero2"):  # reduced, and gathered again when stepped
+        return int(2 * share * trained * 2)
+    # Gathered for the forward and the backward of each micro-batch, reduced once in each.
+    micro = int(row["accumulation"])
+    return int(share * 2 * micro * (2 * weights + trained))
+
+
+def make(row: Row) -> Any:
+    """Returns the model of a run, on the card."""
+    import torch
+    import transformers
+
+    kind, settings = MODELS[row["model"]]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    head = _HEADS.get(row["task"], "LMHeadModel" if kind == "GPT2" else "CausalLM")
     config.use_cache = False
-    kind = getattr(transformers, f"AutoModelFor{run.head}")
+    if head == "SequenceClassification":
+        config.pad_token_id = 0
+    config._attn_implementation = "sdpa" if row["attention"] == "fused" else "eager"
+    dtype = torch.float32 if row["precision"] in ("autocast", "fp32") else torch.bfloat16
+    torch.set_default_dtype(dtype)
     with torch.device("hpu"):
-        torch.set_default_dtype(torch.float32 if run.is_autocast else torch.bfloat16)
-        try:
-            model = kind.from_config(config)
-        finally:
-            torch.set_default_dtype(torch.float32)
+        model = getattr(transformers, f"{kind}For{head}" if head != "LMHeadModel" else f"{kind}{head}")(config)
+    torch.set_default_dtype(torch.float32)
     model.train()
-    if run.adapter:
-        model = _with_adapters(model, run)
-    if run.is_checkpointed:
+    if row["trained"].startswith("lora"):
+        _add_lora(model, row["trained"].split())
+    if row["checkpointing"] == "yes":
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        if run.adapter:
-            model.enable_input_require_grads()
     return model
 
 
-def _with_adapters(model: Any, run: Run) -> Any:
-    import peft
+def _add_lora(model: Any, words: list[str]) -> None:
+    """Freezes a model, and gives its modules of the named kinds two small ones beside."""
+    import torch
+    from torch import nn
 
-    more: dict[str, Any] = {"target_modules": run.targets.split(), "task_type": "CAUSAL_LM"}
-    if run.adapter == "ADALORA":
-        more |= {"init_r": run.rank, "target_r": 4, "total_step": 1000}
-    elif run.rank:
-        more["r"] = run.rank
-    if run.adapter == "IA3":
-        more["feedforward_modules"] = []
-    kind = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType[run.adapter]]
-    return peft.get_peft_model(model, kind(**more))
+    rank, names = int(words[1][1:]), set(words[2:])
+    model.requires_grad_(False)
+
+    class Lora(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base
+            with torch.device("hpu"):
+                self.a = nn.Linear(base.in_features, rank, bias=False)
+                self.b = nn.Linear(rank, base.out_features, bias=False)
+            self.dropout = nn.Dropout(0.05)
+
+        def forward(self, inputs: Any) -> Any:
+            low = self.a(self.dropout(inputs).to(self.a.weight.dtype))
+            return self.base(inputs) + self.b(low).to(inputs.dtype)
+
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if name in names and isinstance(child, nn.Linear):
+                setattr(parent, name, Lora(child))
+    model.enable_input_require_grads()
 
 
-def _batch(run: Run) -> dict[str, torch.Tensor]:
-    size, length = run.batch, run.length
-    if run.head == "ImageClassification":
-        pixels = torch.zeros(size, 3, 224, 224, device="hpu")
-        return {"pixel_values": pixels, "labels": torch.zeros(size, dtype=torch.long, device="hpu")}
-    ids = torch.zeros(size, length, dtype=torch.long, device="hpu")
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if run.head == "QuestionAnswering":
-        ends = torch.zeros(size, dtype=torch.long, device="hpu")
-        return {**found, "start_positions": ends, "end_positions": ends}
-    of_tokens = run.head in ("CausalLM", "MaskedLM")
-    return {**found, "labels": ids if of_tokens else ids[:, 0].contiguous()}
+def _optimizer(trained: list[Any]) -> Any:
+    from habana_frameworks.torch.hpex.optimizers import FusedAdamW
+
+    return FusedAdamW(trained, lr=1e-4)
 
 
-def main() -> None:
-    """Counts all runs and writes the file."""
-    known: dict[str, Counts] = {}
-    for run in read_runs():
-        if run.key not in known:
-            known[run.key] = count_training(run)
-            print(run.key, {k: f"{v:.4g}" for k, v in known[run.key].items()}, flush=True)
-    text = json.dumps(known, indent=1, sort_keys=True)
-    (FOLDER / "counts.json").write_text(f"{text}\n")
+def _batch(row: Row, config: Any) -> dict[str, Any]:
+    import torch
+
+    batch, task, length = int(row["batch"]), row["task"], row["length"]
+    labels = torch.zeros(batch, dtype=torch.long, device="hpu")
+    if task == "image classification":
+        size = (batch, 3, *map(int, length.split("x")))
+        return {"pixel_values": torch.zeros(size, device="hpu"), "labels": labels}
+
+    def ids(tokens: str) -> Any:
+        return torch.zeros(batch, int(tokens), dtype=torch.long, device="hpu")
+
+    if "+" in length:
+        source, target = length.split("+")
+        return {"input_ids": ids(source), "attention_mask": ids(source) + 1, "labels": ids(target)}
+    found = {"input_ids": ids(length)}
+    if config.model_type not in ("gpt2", "bloom"):
+        found["attention_mask"] = ids(length) + 1
+    if task == "question answering":
+        return found | {"start_positions": labels, "end_positions": labels}
+    return found | {"labels": labels if task == "classification" else ids(length)}
+
+
+def count_decoding(model: str, batch: int, cards: int = 1) -> dict[str, float]:
+    """Counts a token of a decoder by its modules: each weight of a product is read once.
+
+    Args:
+        model: Its name in decoding.csv.
+        batch: Texts at a time.
+        cards: Among which each weight is split.
+
+    Returns:
+        Per token and card: weight_bytes in bf16, num_attentions, num_passes and flops.
+    """
+    import torch
+    import transformers
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    kind, settings = DECODERS[model]
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    names = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
+    name = names.get(kind, f"{kind}ForCausalLM")
+    with torch.device("meta"):
+        made = getattr(transformers, name)(config)
+    weights = sum(
+        each.weight.numel() for each in made.modules() if isinstance(each, (nn.Linear, Conv1D))
+    )
+    return {
+        "weight_bytes": 2 * weights / cards,
+        "num_attentions": config.num_hidden_layers,
+        "num_passes": 1,
+        "flops": 2 * weights * batch / cards,
+    }
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
