@@ -1,4 +1,4 @@
-"""Counts what a step of each published run computes, moves and sends, and writes counts.csv.
+"""Counts what a step of each published run computes and moves, and writes counts.csv.
 
     python -m scripts.step_times.count
 
@@ -17,8 +17,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
+from lightning_gaudi.tools.plan.request import Counted
 from scripts.step_times.models import DECODERS, MODELS
 from scripts.step_times.rule import HERE, read
 
@@ -27,8 +29,11 @@ COUNTS = (
     "flops",
     "float8_flops",
     "moved_bytes",
+    "fused_bytes",
+    "product_bytes",
     "weight_bytes",
-    "sent_bytes",
+    "num_trained",
+    "num_weights",
     "num_operators",
     "num_attentions",
     "num_passes",
@@ -41,7 +46,6 @@ _HEADS = {
     "classification": "SequenceClassification",
     "question answering": "QuestionAnswering",
     "masked language modeling": "MaskedLM",
-    "summarization": "ConditionalGeneration",
     "image classification": "ImageClassification",
 }
 
@@ -69,7 +73,7 @@ def main() -> int:
     unlimited_memory()
     path = HERE / "counts.csv"
     found = {key_of(row): row for row in read("counts")} if path.exists() else {}
-    for row in read("training"):
+    for row in [*read("training"), *read("registries")]:
         if not is_counted(row) or key_of(row) in found:
             continue
         counted = {name: str(value) for name, value in count(row).items()}
@@ -131,8 +135,11 @@ def count(row: Row) -> dict[str, int]:
         "flops": found.flops * micro,
         "float8_flops": _float8_flops(row, found.flops) * micro,
         "moved_bytes": found.moved_bytes * micro + stepped,
+        "fused_bytes": found.fused_bytes * micro + stepped,
+        "product_bytes": found.product_bytes * micro,
         "weight_bytes": found.weight_bytes * micro,
-        "sent_bytes": sent_bytes(row, weights, sum(each.numel() for each in model.parameters())),
+        "num_trained": weights,
+        "num_weights": sum(each.numel() for each in model.parameters()),
         "num_operators": found.num_operators * micro,
         "num_attentions": found.num_attentions * micro,
         "num_passes": found.num_passes * micro,
@@ -160,39 +167,44 @@ def sent_bytes(row: Row, trained: int, weights: int) -> int:
         return 0
     if strategy == "ddp":
         return int(2 * share * trained * size)
-    if strategy in ("zero1", "zero2"):  # reduced, and gathered again when stepped
+    if strategy == "zero1":  # scattered, and gathered again when stepped
         return int(2 * share * trained * 2)
+    if strategy == "zero2":  # its file of settings has `reduce_scatter: false`: all is reduced
+        return int(3 * share * trained * 2)
     # Gathered for the forward and the backward of each micro-batch, reduced once in each.
     micro = int(row["accumulation"])
     return int(share * 2 * micro * (2 * weights + trained))
 
 
-def make(row: Row) -> Any:
-    """Returns the model of a run, on the card."""
+def make(row: Row, device: str = "hpu") -> Any:
+    """Returns the model of a run, on a device."""
     import torch
     import transformers
 
     kind, settings = MODELS[row["model"]]
     config = getattr(transformers, f"{kind}Config")(**settings)
     head = _HEADS.get(row["task"], "LMHeadModel" if kind == "GPT2" else "CausalLM")
+    head = "ConditionalGeneration" if kind == "T5" else head
     config.use_cache = False
+    config.decoder_start_token_id = 0  # of T5
     if head == "SequenceClassification":
         config.pad_token_id = 0
     config._attn_implementation = "sdpa" if row["attention"] == "fused" else "eager"
     dtype = torch.float32 if row["precision"] in ("autocast", "fp32") else torch.bfloat16
     torch.set_default_dtype(dtype)
-    with torch.device("hpu"):
-        model = getattr(transformers, f"{kind}For{head}" if head != "LMHeadModel" else f"{kind}{head}")(config)
+    with torch.device(device):
+        infix = "" if head == "LMHeadModel" else "For"
+        model = getattr(transformers, f"{kind}{infix}{head}")(config)
     torch.set_default_dtype(torch.float32)
     model.train()
     if row["trained"].startswith("lora"):
-        _add_lora(model, row["trained"].split())
+        _add_lora(model, row["trained"].split(), device)
     if row["checkpointing"] == "yes":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
-def _add_lora(model: Any, words: list[str]) -> None:
+def _add_lora(model: Any, words: list[str], device: str) -> None:
     """Freezes a model, and gives its modules of the named kinds two small ones beside."""
     import torch
     from torch import nn
@@ -204,7 +216,7 @@ def _add_lora(model: Any, words: list[str]) -> None:
         def __init__(self, base: nn.Linear) -> None:
             super().__init__()
             self.base = base
-            with torch.device("hpu"):
+            with torch.device(device):
                 self.a = nn.Linear(base.in_features, rank, bias=False)
                 self.b = nn.Linear(rank, base.out_features, bias=False)
             self.dropout = nn.Dropout(0.05)
@@ -249,17 +261,9 @@ def _batch(row: Row, config: Any) -> dict[str, Any]:
     return found | {"labels": labels if task == "classification" else ids(length)}
 
 
-def count_decoding(model: str, batch: int, cards: int = 1) -> dict[str, float]:
-    """Counts a token of a decoder by its modules: each weight of a product is read once.
-
-    Args:
-        model: Its name in decoding.csv.
-        batch: Texts at a time.
-        cards: Among which each weight is split.
-
-    Returns:
-        Per token and card: weight_bytes in bf16, num_attentions, num_passes and flops.
-    """
+@cache
+def _decoder(model: str) -> tuple[int, int]:
+    """Returns how many weights a decoder's products have, and its layers."""
     import torch
     import transformers
     from torch import nn
@@ -268,18 +272,46 @@ def count_decoding(model: str, batch: int, cards: int = 1) -> dict[str, float]:
     kind, settings = DECODERS[model]
     config = getattr(transformers, f"{kind}Config")(**settings)
     names = {"GPT2": "GPT2LMHeadModel", "Gemma3Text": "Gemma3ForCausalLM"}
-    name = names.get(kind, f"{kind}ForCausalLM")
     with torch.device("meta"):
-        made = getattr(transformers, name)(config)
-    weights = sum(
-        each.weight.numel() for each in made.modules() if isinstance(each, (nn.Linear, Conv1D))
+        made = getattr(transformers, names.get(kind, f"{kind}ForCausalLM"))(config)
+    products = [each for each in made.modules() if isinstance(each, (nn.Linear, Conv1D))]
+    return sum(each.weight.numel() for each in products), config.num_hidden_layers
+
+
+def count_decoding(row: Row) -> Counted:
+    """Counts a token of a decoder by its modules, on each card: a product reads its weight once."""
+    weights, layers = _decoder(row["model"])
+    weights //= int(row["cards"])
+    flops = 2 * weights * int(row["batch"])
+    return Counted(
+        flops=flops,
+        weight_bytes=2 * weights,
+        num_attentions=layers,
+        num_passes=1,
+        flops_of={"bfloat16": flops},
+        is_trained=False,
     )
-    return {
-        "weight_bytes": 2 * weights / cards,
-        "num_attentions": config.num_hidden_layers,
-        "num_passes": 1,
-        "flops": 2 * weights * batch / cards,
-    }
+
+
+def count_training(row: Row, counts: Row) -> Counted:
+    """Returns a line of counts.csv as a plan has it."""
+    flops = int(counts["flops"])
+    weights = int(counts["num_trained"]), int(counts["num_weights"])
+    kind = "all_gather" if row["strategy"].startswith("zero") else "all_reduce"
+    return Counted(
+        flops=flops,
+        moved_bytes=int(counts["moved_bytes"]),
+        fused_bytes=int(counts["fused_bytes"]),
+        product_bytes=int(counts["product_bytes"]),
+        weight_bytes=int(counts["weight_bytes"]),
+        collective_bytes={kind: sent_bytes(row, *weights)},
+        num_micro_batches=int(row["accumulation"]),
+        num_replicas=int(row["cards"]),
+        num_operators=int(counts["num_operators"]),
+        num_attentions=int(counts["num_attentions"]),
+        num_passes=int(counts["num_passes"]),
+        flops_of={"float32" if row["precision"] == "fp32" else "bfloat16": flops},
+    )
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.simulator.settings import MAX_CARDS
 from lightning_gaudi.tools.command_line.catalog import UsageError, local_file
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
@@ -85,6 +87,17 @@ def add_parser(subparsers: _Subparsers) -> None:
         default=True,
         help="where it does not fit, look for what would make it fit (default yes)",
     )
+    parser.add_argument(
+        "--steps", type=_positive_int, metavar="N",
+        help="of a whole run: say how long it takes (default those of a published run)",
+    )
+    parser.add_argument(
+        "--price", type=_price, metavar="X", help="of an hour of one card: say what --steps cost"
+    )
+    parser.add_argument(
+        "--faster", action="store_true",
+        help="rehearse it with other settings, too, and rank what would make it faster",
+    )
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     parser.add_argument(
         "--picture", type=local_file, metavar="FILE", help="draw the memory as bars, as an SVG"
@@ -92,16 +105,39 @@ def add_parser(subparsers: _Subparsers) -> None:
     parser.set_defaults(run=_run, error=parser.error, hint="; a command is written after --")
 
 
+def _positive_int(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number of steps: give 1 or more")
+    return number
+
+
+def _price(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{value!r} is no price: give a number of 0 or more")
+    return number
+
+
 def _tell_progress(text: str) -> None:
     print(f"lightning-gaudi plan: {shown(text)}", file=sys.stderr, flush=True)
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
-    from lightning_gaudi.tools.plan import picture, plan, report
+    from lightning_gaudi.tools.plan import faster, picture, plan, report
     from lightning_gaudi.tools.plan.cards import find_cards, with_kept
     from lightning_gaudi.tools.plan.published_text import published_dict
     from lightning_gaudi.tools.plan.request import Request
+    from lightning_gaudi.tools.plan.step_times import as_public_runs_dict
 
+    if options.price is not None and options.steps is None:
+        options.error("--price needs --steps: there is no cost without a length of the run")
     if options.config is not None:
         if command:
             options.error(f"{options.config} and a command: there is one program to plan")
@@ -133,12 +169,28 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
             for each in ways:
                 found.append(each)
                 if not options.json:
-                    print(shown(report.text(each, cards)), flush=True)
+                    words = report.text(each, cards, num_steps=options.steps, price=options.price)
+                    print(shown(words), flush=True)
+            tried = found[:1]
+            if options.faster:
+                tried += faster.ways(command, found[0], cards, _tell_progress)
     except plan.PlanError as error:
         print(f"lightning-gaudi: cannot plan this: {shown(error)}", file=sys.stderr)
         return 2
+    if options.faster and not options.json:
+        for card in cards:
+            if card.key in GAUDIS:
+                print(shown(faster.text(card, tried)), flush=True)
     if options.json:
-        each_found = [{**each.as_dict(), "published": published_dict(each)} for each in found]
+        found += tried[1:]
+        each_found = [
+            {
+                **each.as_dict(),
+                "published": published_dict(each),
+                "as_public_runs": as_public_runs_dict(each),
+            }
+            for each in found
+        ]
         print(json.dumps(each_found, indent=2))
     if options.picture:
         picture.draw(found, cards, options.picture)

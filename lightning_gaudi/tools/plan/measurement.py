@@ -161,6 +161,13 @@ class Counts(Watch):
             num_micro_batches=self._run.num_micro_batches,
             weight_bytes=found.weight_bytes,
             num_replicas=self._run.num_replicas,
+            flops_of=dict(found.flops_of) if self._work.is_complete else {},
+            num_operators=found.num_operators,
+            fused_bytes=found.fused_bytes,
+            product_bytes=found.product_bytes,
+            num_attentions=found.num_attentions,
+            num_passes=found.num_passes,
+            is_trained=self._run.is_trained,
         )
 
 

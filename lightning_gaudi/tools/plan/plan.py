@@ -107,6 +107,7 @@ def plan(
     *,
     with_changes: bool = True,
     tell: Callable[[str], None] = lambda text: None,
+    change: str = "",
 ) -> Iterator[Planned]:
     """Rehearses a program as it is, and where it does not fit a card, with what makes it fit.
 
@@ -116,14 +117,18 @@ def plan(
         cards: What it might run on.
         with_changes: Whether to look for changes.
         tell: Is told of what goes on, a sentence at a time.
+        change: In which way the request is not the program as it is, in words.
 
     Raises:
         PlanError: The program itself cannot be rehearsed.
     """
     missing = [*cards]
     rehearsed: Rehearsed | None = None
-    for found in _Way(command, request, cards, "", tell).rehearsed_for_each():
+    for found in _Way(command, request, cards, change, tell).rehearsed_for_each():
         if found.rehearsed is None:
+            if change:
+                yield found
+                return
             raise PlanError(found.error)
         if request.checkpointing and not found.rehearsed.can_checkpoint:
             raise PlanError(

@@ -14,6 +14,7 @@ from typing import Any
 from lightning_gaudi.published import Figure, PublishedRun
 from lightning_gaudi.tools.plan.cards import CARDS, Card
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
+from lightning_gaudi.tools.plan.step_times import as_public_runs
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Beside:
     """The same by what operators read and write."""
     why_not: str
     """Why it is not estimated."""
+    likely: tuple[float, float] | None = None
+    """The range in which it would be if a step took what it takes in public runs."""
+    why_not_likely: str = ""
+    """Why there is no such range."""
 
     @property
     def errors(self) -> tuple[float, float] | None:
@@ -98,7 +103,14 @@ def _beside(
         seconds = step_seconds(card, found, counted)
         least, unfused = (_as_figure(figure.name, each, run, found, counted) for each in seconds)
         why_not = "" if least is not None else _why_not(figure.name)
-        return Beside(figure, key, least, unfused, why_not)
+        as_runs = as_public_runs(card.key, counted, found.num_cards)
+        if least is None or as_runs.low is None or as_runs.high is None:
+            return Beside(figure, key, least, unfused, why_not, why_not_likely=as_runs.why_not)
+        ends = [
+            _as_figure(figure.name, each, run, found, counted) or 0.0
+            for each in (as_runs.low, as_runs.high)
+        ]
+        return Beside(figure, key, least, unfused, why_not, (min(ends), max(ends)))
     return Beside(figure, key, None, None, why_not)
 
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.plan import Planned
 from lightning_gaudi.tools.plan.published import step_seconds
 from lightning_gaudi.tools.plan.published_text import published_text
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
 from lightning_gaudi.tools.plan.search import LARGEST
+from lightning_gaudi.tools.plan.step_times import AsPublicRuns, as_public_runs, duration
 
 _SHOWN_BYTES = 2**16
 """Of the host: less is not worth a line."""
 
 
-def text(planned: Planned, cards: Sequence[Card]) -> str:
-    """Returns what a way to run a program takes, and which cards it fits."""
+def text(
+    planned: Planned,
+    cards: Sequence[Card],
+    *,
+    num_steps: int | None = None,
+    price: float | None = None,
+) -> str:
+    """Returns what a way to run a program takes, and which cards it fits.
+
+    Args:
+        planned: The way.
+        cards: Those that it is judged by.
+        num_steps: Of a whole run, to say how long it takes; by default those of a published run.
+        price: Of an hour of a card, to say what it costs, in any currency.
+    """
     title = planned.change or "as it is"
     title += f", on a {planned.on} (attention unfused)" if planned.on else ""
     lines = [f"{title}: {describe(planned.request)}"]
@@ -28,7 +43,7 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
     lines += [
         "",
         f"  {'':14}{'memory':>10}{'peak':>9}{'largest batch':>15}{'a step, at least':>18}"
-        f"{'unfused':>12}",
+        f"{'unfused':>12}{'as public runs were':>24}",
     ]
     for card in cards:
         if card.key in planned.largest:
@@ -42,7 +57,66 @@ def text(planned: Planned, cards: Sequence[Card]) -> str:
         "  Times are estimates by the cards' peaks, not measurements: at least, what is computed,\n"
         "  sent and held whatever the batch takes; unfused, as if each operator used the memory."
     )
+    lines += _as_public_runs(cards, planned, found, counted, num_steps, price)
     return "\n".join([*lines, *published_text(planned), ""])
+
+
+def _as_public_runs(
+    cards: Sequence[Card],
+    planned: Planned,
+    found: Rehearsed,
+    counted: Counted,
+    num_steps: int | None,
+    price: float | None,
+) -> list[str]:
+    """Returns what the last column is made of, why it is empty, and how long a whole run takes."""
+    titles = {card.key: card.title for card in cards if card.key in planned.largest}
+    known = {
+        title: as_public_runs(key, counted, found.num_cards)
+        for key, title in titles.items()
+        if key in GAUDIS
+    }
+    lines, reasons = [], dict[str, list[str]]()
+    for title, each in known.items():
+        if each.fit is not None:
+            lines.append(
+                f"    {title}: {each.fit.num_figures} of {each.fit.num_models} models, with "
+                f"software {' to '.join(each.fit.releases)}; half were missed by less than "
+                f"{each.fit.median_error:.0%}"
+            )
+        elif each.why_not:
+            reasons.setdefault(each.why_not, []).append(title)
+    if lines:
+        lines.insert(0, f"  As public runs were: fitted to figures of {_kinds(known)}. Eight of ten")
+        lines.insert(1, "  lie in the range if no figure of their model is used.")
+        if not found.is_lazy:
+            lines.append("    They ran in lazy mode: in eager mode one took 1.6 times as long.")
+    lines += [f"  Not as public runs were ({', '.join(names)}): {why}." for why, names in reasons.items()]
+    if num_steps is None and planned.published is not None:
+        num_steps = planned.published.num_steps
+    for title, each in known.items():
+        if num_steps and each.low is not None and each.high is not None:
+            lines.append(_whole_run(title, each, num_steps, found.num_cards, price))
+    return lines
+
+
+def _kinds(known: Mapping[str, AsPublicRuns]) -> str:
+    return " and ".join(dict.fromkeys(each.kind for each in known.values() if each.fit))
+
+
+def _whole_run(
+    title: str, each: AsPublicRuns, num_steps: int, num_cards: int, price: float | None
+) -> str:
+    assert each.low is not None
+    assert each.high is not None
+    ends = num_steps * each.low, num_steps * each.high
+    line = (
+        f"  {num_steps:,} steps: {duration(ends[0])} to {duration(ends[1])} on {num_cards} {title}"
+    )
+    if price is None:
+        return line
+    costs = [end / 3600 * num_cards * price for end in ends]
+    return f"{line}, which cost {costs[0]:,.2f} to {costs[1]:,.2f}"
 
 
 def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
@@ -122,9 +196,13 @@ def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> st
     best = f"{largest}+" if largest >= LARGEST else str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
     times = [_time(each) for each in step_seconds(card, found, counted)]
+    likely = as_public_runs(card.key, counted, found.num_cards)
+    span = "-"
+    if likely.low is not None and likely.high is not None:
+        span = f"{_time(likely.low)} to {_time(likely.high)}"
     return (
         f"  {card.title:14}{gib(card.memory_bytes):>10}{peak:>9}{best:>15}"
-        f"{times[0]:>18}{times[1]:>12}"
+        f"{times[0]:>18}{times[1]:>12}{span:>24}"
     )
 
 

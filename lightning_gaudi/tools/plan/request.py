@@ -81,6 +81,10 @@ class Request:
             ) from error
 
 
+CONVOLUTION = "convolution"
+"""In `Counted.flops_of`, the name of what convolutions compute."""
+
+
 @dataclass(frozen=True)
 class Counted:
     """What a step computes and sends on one card."""
@@ -97,6 +101,20 @@ class Counted:
     """Of the weights that products of matrices read, each as often as it must be brought."""
     num_replicas: int = 1
     """Groups of cards that each take a batch of their own."""
+    flops_of: Mapping[str, int] = field(default_factory=dict)
+    """The operations by the dtype of what is multiplied; convolutions once more by that name."""
+    num_operators: int = 0
+    """Calls of operators that compute."""
+    fused_bytes: int = 0
+    """What operators read and write, if those on each element are fused with their kind."""
+    product_bytes: int = 0
+    """Of these, what products of matrices read and write."""
+    num_attentions: int = 0
+    """Layers of attention in all forwards, those that checkpointing runs again, too."""
+    num_passes: int = 0
+    """How often the weight that is read most is read by a product."""
+    is_trained: bool = True
+    """Whether it takes steps of an optimizer."""
 
 
 @dataclass(frozen=True)

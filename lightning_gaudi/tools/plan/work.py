@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from lightning_gaudi._core.flops import PRODUCTS, FlopCounter
 from lightning_gaudi.simulator import replays, statistics
+from lightning_gaudi.tools.plan.request import CONVOLUTION
 
 ON_CHIP_BYTES = 2**27
 """More than any of the cards keeps beside its memory: what is read after so much is read again.
@@ -19,6 +22,11 @@ ON_CHIP_BYTES = 2**27
 Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024 (24, 48 and 96 MB); NVIDIA, "A100
 Tensor Core GPU" and "H100 Tensor Core GPU" architecture papers (caches of 40 and 50 MB).
 """
+
+
+_ATTENTION = re.compile(r"::(_?(safe_)?softmax|_?scaled_dot_product\w*|(fp8_)?sdpa\w*)(\.|$)")
+_CASTS = re.compile(r"::(_to_copy|native_dropout\w*)(\.|$)")
+_CONVOLUTION = re.compile(r"::\w*conv(olution|\dd)")
 
 
 class _Part(NamedTuple):
@@ -29,6 +37,17 @@ class _Part(NamedTuple):
     weight_bytes: int
     num_reads: int
     sent: Counter[str]
+    flops_of: Counter[str]
+    num_operators: int
+    num_attentions: int
+    fused_bytes: int
+    product_bytes: int
+    reads_of: Counter[int]
+
+    @property
+    def num_passes(self) -> int:
+        """How often all weights were read: a forward is one, and so is a token of a text."""
+        return max(self.reads_of.values(), default=0)
 
     def since(self, before: _Part) -> _Part:
         """Returns what came behind another moment."""
@@ -38,6 +57,12 @@ class _Part(NamedTuple):
             self.weight_bytes - before.weight_bytes,
             self.num_reads - before.num_reads,
             self.sent - before.sent,
+            self.flops_of - before.flops_of,
+            self.num_operators - before.num_operators,
+            self.num_attentions - before.num_attentions,
+            self.fused_bytes - before.fused_bytes,
+            self.product_bytes - before.product_bytes,
+            self.reads_of - before.reads_of,
         )
 
 
@@ -70,6 +95,19 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         """Of the weights that products of matrices read, each as often as it must be brought."""
         self.is_complete = True
         """Whether the operations of all products of matrices are known."""
+        self.flops_of: Counter[str] = Counter()
+        """The same operations by the dtype of what is multiplied, and those of convolutions."""
+        self.num_operators = 0
+        """Calls of operators that compute."""
+        self.num_attentions = 0
+        """Calls of those that weigh values: a layer of attention has one in its forward."""
+        self.fused_bytes = 0
+        """Read and written, if what works on each element by itself is fused with its kind."""
+        self.product_bytes = 0
+        """Of these, what products of matrices read and write."""
+        self._on_chip: set[int] = set()
+        """Memory of results that such an operator has, and that no other kind has read yet."""
+        self._reads_of: Counter[int] = Counter()
         self._weights = {_key(each): each.untyped_storage().nbytes() for each in weights}
         self._read_at: dict[int, int] = {}
         self._reads: list[int] = []
@@ -116,12 +154,28 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
     def so_far(self) -> _Part:
         """Returns what was counted until now."""
         return _Part(
-            self.num_flops, self.moved_bytes, self.weight_bytes, len(self._reads), self.sent
+            self.num_flops,
+            self.moved_bytes,
+            self.weight_bytes,
+            len(self._reads),
+            self.sent,
+            self.flops_of.copy(),
+            self.num_operators,
+            self.num_attentions,
+            self.fused_bytes,
+            self.product_bytes,
+            self._reads_of.copy(),
         )
 
     def _add(self, part: _Part, times: int) -> None:
         self.num_flops += times * part.flops
         self.moved_bytes += times * part.moved_bytes
+        self.num_operators += times * part.num_operators
+        self.num_attentions += times * part.num_attentions
+        self.fused_bytes += times * part.fused_bytes
+        self.product_bytes += times * part.product_bytes
+        for name, flops in part.flops_of.items():
+            self.flops_of[name] += times * flops
         for kind, num_bytes in part.sent.items():
             self._sent_by_replays[kind] += times * num_bytes
 
@@ -134,7 +188,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self._num_calls += 1
-        num_calls = self._num_calls
+        num_calls, num_flops = self._num_calls, self.num_flops
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except ValueError:  # nobody knows how many; what the operator itself raises comes again
@@ -142,6 +196,8 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             result = func(*args, **(kwargs or {}))
         if self._num_calls > num_calls or func.is_view:
             return result  # what it is made of has been counted, or it moves nothing
+        self._note_operator(func.name(), (args, kwargs), self.num_flops - num_flops)
+        self._note_fused(func, (args, kwargs), result)
         is_product = PRODUCTS.search(func.name()) is not None
         for each in tree_leaves((args, kwargs, result)):
             if isinstance(each, Tensor) and each.device.type == "hpu":
@@ -151,7 +207,45 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
                     self._read_weight(key)
         return result
 
+    def _note_operator(self, name: str, inputs: Any, flops: int) -> None:
+        tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
+        self.num_operators += 1
+        self.num_attentions += _ATTENTION.search(name) is not None and "backward" not in name
+        if flops:
+            dtype = next((each.dtype for each in tensors if each.is_floating_point()), "")
+            self.flops_of[str(dtype).removeprefix("torch.")] += flops
+            if _CONVOLUTION.search(name):
+                self.flops_of[CONVOLUTION] += flops
+
+    def _note_fused(self, func: Any, inputs: Any, result: Any) -> None:
+        """Counts bytes as a compiler of graphs would leave them.
+
+        What comes of an operator on each element stays on the chip for others of its kind. It is
+        written when another kind reads it.
+        """
+        before = self.fused_bytes
+        is_fused = torch.Tag.pointwise in func.tags or _CASTS.search(func.name()) is not None
+        for each in tree_leaves(inputs):
+            if not isinstance(each, Tensor) or each.device.type != "hpu":
+                continue
+            key, size = _key(each), each.numel() * each.element_size()
+            if key not in self._on_chip:
+                self.fused_bytes += size
+            elif not is_fused:
+                self.fused_bytes += 2 * size
+                self._on_chip.discard(key)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.device.type == "hpu":
+                self._on_chip.discard(_key(each))
+                if is_fused:
+                    self._on_chip.add(_key(each))
+                else:
+                    self.fused_bytes += each.numel() * each.element_size()
+        if PRODUCTS.search(func.name()):
+            self.product_bytes += self.fused_bytes - before
+
     def _read_weight(self, key: int) -> None:
+        self._reads_of[key] += 1
         since = self.weight_bytes - self._read_at.get(key, -ON_CHIP_BYTES)
         if since >= ON_CHIP_BYTES:
             self.weight_bytes += self._weights[key]

@@ -1,0 +1,211 @@
+"""What a step would take if it ran as public runs did, and how far off such a guess is.
+
+A peak says what a card cannot do. What it does do, public runs say: their times are a sum of what a
+rehearsal counts, each times a rate of the card. The rates are fitted by `scripts/step_times`, which
+writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had been
+left out of the fit. Outside of what was fitted there is no estimate, but a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_gaudi.hardware import GAUDIS
+from lightning_gaudi.tools.plan.request import CONVOLUTION, Counted
+
+if TYPE_CHECKING:
+    from lightning_gaudi.tools.plan.plan import Planned
+
+TRAINING, DECODING, DECODING_8X = "training", "decoding", "decoding on several cards"
+_MARGIN = 2.0
+"""How many times less or more than in any fitted run a program may count."""
+_MOST_OTHERS = 0.1
+"""Of a program's operations, how many may be in another dtype than those of the fitted runs."""
+_LEAST_PASSES = 4
+"""A program that trains nothing writes texts if it reads its weights more often in a batch."""
+_CARDS_OF_SERVER = 8
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What public runs of a kind say of a card."""
+
+    rates: Mapping[str, float]
+    """Seconds for one of each of the counts of `counts_of`."""
+    low: float
+    """Of ten figures, one took a smaller share of its estimate than this, if left out."""
+    high: float
+    """And one took more times its estimate."""
+    least: Mapping[str, float]
+    """Of each of `extent_of`, the smallest of the figures."""
+    most: Mapping[str, float]
+    num_figures: int
+    num_models: int
+    releases: tuple[str, str]
+    """Of the Gaudi software, the first and the last."""
+    median_error: float
+    """Of estimates of the figures that were left out."""
+    share_within: float
+    """Of the figures, those whose estimate was within a quarter."""
+
+
+@dataclass(frozen=True)
+class AsPublicRuns:
+    """An estimate of a step, or why there is none."""
+
+    kind: str = ""
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    parts: Mapping[str, float] | None = None
+    """Seconds of each count; they sum up to the estimate."""
+    why_not: str = ""
+    fit: Fit | None = None
+
+
+def counts_of(kind: str, counted: Counted) -> dict[str, float]:
+    """Returns what the time of a step is a sum of, by its name in `Fit.rates`."""
+    if kind == TRAINING:
+        sent = sum(counted.collective_bytes.values())
+        # DDP's reductions go on while backward does; who gathers weights, waits for them.
+        is_gathered = bool(counted.collective_bytes.get("all_gather"))
+        return {
+            "operations": counted.flops,
+            # Products go on in the matrix engine while the vector cores move the rest.
+            "memory": counted.fused_bytes - counted.product_bytes,
+            "reduced": 0 if is_gathered else sent,
+            "reduced and gathered": sent if is_gathered else 0,
+        }
+    return {
+        "weights": counted.weight_bytes,
+        "layers": counted.num_attentions,
+        "tokens": counted.num_passes,
+    }
+
+
+def extent_of(kind: str, counted: Counted) -> dict[str, float]:
+    """Returns what must not be far outside of the fitted runs, named as a reason names it."""
+    if kind == TRAINING:
+        return {
+            "operations of a batch": counted.flops / max(counted.num_micro_batches, 1),
+            "operations for each byte that is moved": counted.flops / max(counted.fused_bytes, 1),
+        }
+    passes = max(counted.num_passes, 1)
+    return {
+        "weights": counted.weight_bytes / passes,
+        "operations for each byte of weights": counted.flops / max(counted.weight_bytes, 1),
+    }
+
+
+def as_public_runs(
+    card: str, counted: Counted, num_cards: int, fits: Mapping[tuple[str, str], Fit] | None = None
+) -> AsPublicRuns:
+    """Returns what a step would take on a card.
+
+    Args:
+        card: Its key.
+        counted: What a rehearsal has counted.
+        num_cards: Cards of all nodes that run it together.
+        fits: By kind and card; those of `fitted` by default.
+    """
+    if fits is None:
+        from lightning_gaudi.tools.plan.fitted import FITS as fits
+    if card not in GAUDIS:
+        return AsPublicRuns(why_not="it is no Gaudi")
+    kind = _kind(counted, num_cards)
+    fit = fits.get((kind, card))
+    why_not = _why_not(kind, card, counted, num_cards, fit)
+    if why_not or fit is None:
+        return AsPublicRuns(kind, why_not=why_not)
+    parts = {name: fit.rates[name] * count for name, count in counts_of(kind, counted).items()}
+    seconds = sum(parts.values())
+    return AsPublicRuns(
+        kind, seconds, fit.low * seconds, fit.high * seconds, parts=parts, fit=fit
+    )
+
+
+def as_public_runs_dict(planned: Planned) -> dict[str, dict[str, Any]]:
+    """Returns the estimate for each Gaudi that a plan is for, as plain data."""
+    if planned.rehearsed is None or planned.counted is None:
+        return {}
+    cards = [key for key in planned.largest if key in GAUDIS]
+    found = {
+        key: asdict(as_public_runs(key, planned.counted, planned.rehearsed.num_cards))
+        for key in cards
+    }
+    for each in found.values():
+        each.pop("fit")
+    return found
+
+
+def _kind(counted: Counted, num_cards: int) -> str:
+    if counted.is_trained:
+        return TRAINING
+    return DECODING if num_cards == 1 else DECODING_8X
+
+
+def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | None) -> str:
+    """Returns why a program is outside of what was fitted; empty if it is not."""
+    total = sum(flops for name, flops in counted.flops_of.items() if name != CONVOLUTION)
+    if not counted.flops or not total:
+        return "an operator multiplies matrices whose operations nobody knows, or none does"
+    if counted.flops_of.get(CONVOLUTION, 0) > _MOST_OTHERS * total:
+        return "it convolves, and no public run that was fitted does"
+    if not counted.num_attentions:
+        return "it has no attention, and all public runs that were fitted are transformers"
+    others = {
+        name: flops
+        for name, flops in counted.flops_of.items()
+        if name not in (CONVOLUTION, "bfloat16")
+    }
+    if sum(others.values()) > _MOST_OTHERS * total:
+        name = max(others, key=lambda each: others[each])
+        return f"it computes in {name}, and all public runs that were fitted in bfloat16"
+    if num_cards > _CARDS_OF_SERVER:
+        return f"{num_cards} cards are more than a server, and no settings of such runs are public"
+    if kind != TRAINING and counted.num_passes < _LEAST_PASSES:
+        return "it neither trains nor writes texts"
+    if fit is None:
+        return f"no public run of this kind ({kind}) is known of a {GAUDIS[card].title}"
+    for name, count in extent_of(kind, counted).items():
+        if not fit.least[name] / _MARGIN <= count <= fit.most[name] * _MARGIN:
+            return (
+                f"{name}: {count:.2g}, where public runs have {fit.least[name]:.2g} to "
+                f"{fit.most[name]:.2g}"
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class Later:
+    """A figure of a run with later software."""
+
+    value: float
+    release: str
+    """Of the Gaudi software."""
+
+
+def later(run: str, hardware: str, figure: str) -> Later | None:
+    """Returns what a published run had with later software; None where nothing is known."""
+    from lightning_gaudi.tools.plan.fitted import LATER
+
+    return LATER.get((run, hardware, figure))
+
+
+def duration(seconds: float) -> str:
+    """Returns a time of any length in the units that suit it: "255 ms", "2 h 50 min"."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{seconds / 86400:.1f} days"
+    return f"{hours} h {minutes:02} min"

@@ -1,0 +1,415 @@
+"""Fits step times to published figures, and writes all that is made of them.
+
+    python -m scripts.step_times.fit
+
+It reads the figures (training.csv, decoding.csv), what their steps count (counts.csv), and which of
+them count (`rule`). It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan reads, and the page
+docs/reference/step-times.md with its picture. A test holds that they are what this writes.
+
+The rates of a card are found by least squares of the relative errors, none of them negative. Each
+figure is judged by a fit that no figure of its body was part of.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from lightning_gaudi.hardware import GAUDIS
+from lightning_gaudi.tools.plan.cards import CARDS
+from lightning_gaudi.tools.plan.published import step_seconds
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed
+from lightning_gaudi.tools.plan.step_times import (
+    DECODING,
+    DECODING_8X,
+    TRAINING,
+    Fit,
+    counts_of,
+    extent_of,
+)
+from scripts.step_times import count
+from scripts.step_times.models import DECODERS
+from scripts.step_times.rule import Row, read, why_no_decoding, why_no_training
+
+ROOT = Path(__file__).parents[2]
+FITTED = ROOT / "lightning_gaudi/tools/plan/fitted.py"
+PAGE = ROOT / "docs/reference/step-times.md"
+PICTURE = ROOT / "docs/pictures/step-times.svg"
+_SHARE = 0.8
+"""Of the figures, those that a range holds."""
+_LEAST_FIGURES = 5
+"""Of fewer on a card nothing is fitted."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A published figure, and what is said of it."""
+
+    kind: str
+    row: Row
+    body: str
+    counted: Counted | None
+    """None where its settings are not known well enough."""
+    seconds: float
+    """Of a step, or of a token."""
+    why_not: str
+    """Why it is not judged by; empty if it is."""
+    predicted: float | None = None
+
+    @property
+    def card(self) -> str:
+        return self.row["card"]
+
+    @property
+    def error(self) -> float:
+        """Of the estimate, as a share of what was published."""
+        assert self.predicted is not None
+        return self.predicted / self.seconds - 1
+
+    @property
+    def least_seconds(self) -> float:
+        """What a plan says that it takes at least."""
+        assert self.counted is not None
+        held = Rehearsed(batch_size=1, peak_bytes=0, setup_bytes=0)
+        return step_seconds(CARDS[self.card], held, self.counted)[0]
+
+
+def training_figures() -> list[Figure]:
+    """Returns all figures of training."""
+    rows, counts = read("training"), {count.key_of(row): row for row in read("counts")}
+    found = []
+    for row in rows:
+        counted = counts.get(count.key_of(row)) if count.is_counted(row) else None
+        samples = int(row["batch"] or 0) * int(row["accumulation"] or 0) * int(row["cards"])
+        found.append(
+            Figure(
+                TRAINING,
+                row,
+                row["body"],
+                counted and count.count_training(row, counted),
+                samples / float(row["samples_per_s"]),
+                why_no_training(row, rows),
+            )
+        )
+    return found
+
+
+def decoding_figures() -> list[Figure]:
+    """Returns all figures of decoding."""
+    rows = read("decoding")
+    found = []
+    for row in rows:
+        is_known = row["model"] in DECODERS and row["precision"] == "bf16" and not row["prompt"]
+        is_known |= row["model"] in DECODERS and row["prompt"] == "7"
+        figure = Figure(
+            DECODING if row["cards"] == "1" else DECODING_8X,
+            row,
+            str(DECODERS.get(row["model"], row["model"])),
+            count.count_decoding(row) if is_known else None,
+            int(row["batch"]) / float(row["tokens_per_s"]),
+            "",
+        )
+        least = figure.least_seconds if figure.counted else 0.0
+        why_not = why_no_decoding(row, rows, is_known=row["model"] in DECODERS, least_seconds=least)
+        found.append(replace(figure, why_not=why_not))
+    return found
+
+
+def judged(figures: Sequence[Figure]) -> tuple[dict[tuple[str, str], Fit], list[Figure]]:
+    """Fits each kind and card, and estimates each figure without those of its body.
+
+    Decoding on several cards is an extension: no rule chose its figures, which are all there are.
+    """
+    fits: dict[tuple[str, str], Fit] = {}
+    found: list[Figure] = []
+    for kind in (TRAINING, DECODING, DECODING_8X):
+        for card in GAUDIS:
+            group = [each for each in figures if (each.kind, each.card) == (kind, card)]
+            used = [each for each in group if each.counted and _is_used(each)]
+            bodies = {each.body for each in used}
+            if len(used) < _LEAST_FIGURES or len(bodies) < 3:
+                found += group
+                continue
+            estimated = [_estimated(each, used) for each in group]
+            found += estimated
+            ratios = [
+                each.seconds / each.predicted
+                for each in estimated
+                if _is_used(each) and each.predicted
+            ]
+            errors = np.array([abs(each.error) for each in estimated if _is_used(each) and each.predicted])
+            extents = [extent_of(kind, each.counted) for each in used if each.counted]
+            releases = sorted({tuple(map(int, each.row["release"].split("."))) for each in used})
+            fits[kind, card] = Fit(
+                rates=_rates(used),
+                low=_rounded(np.quantile(ratios, (1 - _SHARE) / 2)),
+                high=_rounded(np.quantile(ratios, (1 + _SHARE) / 2)),
+                least={name: _rounded(min(each[name] for each in extents)) for name in extents[0]},
+                most={name: _rounded(max(each[name] for each in extents)) for name in extents[0]},
+                num_figures=len(used),
+                num_models=len(bodies),
+                releases=tuple(".".join(map(str, releases[at])) for at in (0, -1)),  # type: ignore[arg-type]
+                median_error=_rounded(np.median(errors)),
+                share_within=_rounded(np.mean(errors <= 0.25)),
+            )
+    return fits, found
+
+
+def _is_used(figure: Figure) -> bool:
+    if figure.kind == DECODING_8X:
+        is_new = tuple(map(int, figure.row["release"].split("."))) >= (1, 10)
+        return figure.counted is not None and is_new and "copy" not in figure.why_not
+    return not figure.why_not
+
+
+def _estimated(figure: Figure, used: Sequence[Figure]) -> Figure:
+    others = [each for each in used if each.body != figure.body]
+    if figure.counted is None or not others:
+        return figure
+    rates = _rates(others)
+    counts = counts_of(figure.kind, figure.counted)
+    return replace(figure, predicted=sum(rates[name] * counts[name] for name in rates))
+
+
+def _rates(figures: Sequence[Figure]) -> dict[str, float]:
+    """Returns the rates that fit figures of a kind and card best."""
+    counts = [counts_of(each.kind, each.counted) for each in figures if each.counted]
+    names = [*counts[0]]
+    table = np.array([[each[name] for name in names] for each in counts], dtype=float)
+    # A count of 1e15 beside one of 1 would be lost in the arithmetic.
+    scales = np.where(table.max(axis=0) > 0, table.max(axis=0), 1.0)
+    relative = table / scales / np.array([[each.seconds] for each in figures])
+    rates, _ = nnls(relative, np.ones(len(figures)))
+    return {name: _rounded(rate) for name, rate in zip(names, rates / scales, strict=True)}
+
+
+def _rounded(value: Any) -> float:
+    return float(f"{float(value):.4g}")
+
+
+def module(fits: dict[tuple[str, str], Fit]) -> str:
+    """Returns the module that a plan reads."""
+    lines = [
+        '"""What public runs say of the cards: written by `python -m scripts.step_times.fit`."""',
+        "",
+        "from __future__ import annotations",
+        "",
+        "from collections.abc import Mapping",
+        "",
+        "from lightning_gaudi.tools.plan.step_times import Fit, Later",
+        "",
+        "FITS: Mapping[tuple[str, str], Fit] = {",
+    ]
+    for key, fit in fits.items():
+        lines.append(f"    {_quoted(key)}: Fit(")
+        for name, value in vars(fit).items():
+            if isinstance(value, dict):
+                lines.append(f"        {name}={{")
+                lines += [f'            "{each}": {number!r},' for each, number in value.items()]
+                lines.append("        },")
+            else:
+                shown = _quoted(value) if isinstance(value, tuple) else repr(value)
+                lines.append(f"        {name}={shown},")
+        lines.append("    ),")
+    lines += ["}", '"""By kind and card."""', "", "LATER: Mapping[tuple[str, str, str], Later] = {"]
+    for row in read("later"):
+        key = _quoted((row["run"], row["hardware"], row["figure"]))
+        lines.append(f'    {key}: Later({float(row["value"])!r}, "{row["release"]}"),')
+    lines += ["}", '"""By run, hardware and figure. Source: scripts/step_times/later.csv."""', ""]
+    return "\n".join(lines)
+
+
+def _quoted(values: Sequence[str]) -> str:
+    return "(" + ", ".join(f'"{each}"' for each in values) + ")"
+
+
+_COLOURS = {"gaudi1": "#c27c0e", "gaudi2": "#0068b5", "gaudi3": "#5b2c83"}
+
+
+def picture(figures: Sequence[Figure]) -> str:
+    """Returns an SVG: each figure's time, as published and as estimated without its model."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=(11, 5.6), layout="constrained")
+    FigureCanvasSVG(drawing)
+    panels = drawing.subplots(1, 2)
+    parts = (("Training: a step", (TRAINING,)), ("Decoding: a token", (DECODING, DECODING_8X)))
+    for axes, (title, kinds) in zip(panels, parts, strict=True):
+        shown = [each for each in figures if each.kind in kinds and each.predicted]
+        ends = [
+            min(min(each.seconds, each.predicted or 1) for each in shown) / 1.3,
+            max(max(each.seconds, each.predicted or 1) for each in shown) * 1.3,
+        ]
+        axes.plot(ends, ends, color="#444444", linewidth=0.8)
+        axes.fill_between(
+            ends, [end * 0.75 for end in ends], [end * 1.25 for end in ends],
+            color="#444444", alpha=0.12, linewidth=0, label="within 25 %",
+        )  # fmt: skip
+        for card, colour in _COLOURS.items():
+            for is_used, marker in ((True, "o"), (False, "x")):
+                group = [
+                    each for each in shown if each.card == card and _is_used(each) == is_used
+                ]
+                what = "" if is_used else ", not fitted"
+                axes.plot(
+                    [each.seconds for each in group],
+                    [each.predicted for each in group],
+                    marker, color=colour, markersize=4.5, label=f"{GAUDIS[card].title}{what}",
+                )  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, title=title)
+        axes.set_xlabel("seconds, as published")
+        axes.set_ylabel("seconds, estimated without its model")
+        axes.legend(fontsize=8, loc="upper left", frameon=False)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "step times"}):
+        drawing.savefig(buffer, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+_BEGIN, _END = "<!-- written by scripts/step_times/fit.py -->", "<!-- to here -->"
+
+
+def page(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> str:
+    """Returns the page with its tables written anew."""
+    text = PAGE.read_text()
+    head, _, rest = text.partition(_BEGIN)
+    _, _, tail = rest.partition(_END)
+    return "".join([head, _BEGIN, "\n\n", "\n".join(tables(figures, fits)), "\n\n", _END, tail])
+
+
+def tables(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> list[str]:
+    """Returns the lines of all tables of the page: the fits, their errors, and every figure."""
+    return [
+        *_errors(figures),
+        "",
+        *_fits(fits),
+        "",
+        "### Training, every figure",
+        "",
+        "| model | task | trained | cards | batch | length | on | published | estimated | error | "
+        "release | not fitted because |",
+        "|" + "---|" * 12,
+        *(_training(each) for each in figures if each.kind == TRAINING),
+        "",
+        "### Decoding, every figure",
+        "",
+        "| model | cards | batch | prompt | new tokens | in | on | published | estimated | error | "
+        "release | not fitted because |",
+        "|" + "---|" * 12,
+        *(_decoding(each) for each in figures if each.kind != TRAINING),
+        "",
+        "### The same run with two releases",
+        "",
+        "| run | on | batch | release | samples/s | release | samples/s | change |",
+        "|" + "---|" * 8,
+        *(_older(row) for row in read("older")),
+    ]
+
+
+def _errors(figures: Sequence[Figure]) -> list[str]:
+    lines = [
+        "| judged by the rule | figures | models | median error | within 25 % | worst |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind in (TRAINING, DECODING):
+        used = [each for each in figures if each.kind == kind and not each.why_not]
+        sizes = np.array([abs(each.error) for each in used])
+        worst = used[int(sizes.argmax())]
+        lines.append(
+            f"| {kind} | {len(used)} | {len({each.body for each in used})} | "
+            f"{np.median(sizes):.1%} | {np.sum(sizes <= 0.25)} ({np.mean(sizes <= 0.25):.0%}) | "
+            f"{worst.error:+.0%} ({worst.row['model']}, {GAUDIS[worst.card].title}) |"
+        )
+    return lines
+
+
+_RATES = {
+    "operations": ("of the peak in products", lambda rate, card: f"{1 / rate / card.peaks['bfloat16']:.0%}"),
+    "memory": ("of memory", lambda rate, card: f"{1 / rate / 1e12:.2f} TB/s"),
+    "reduced": ("of links, reducing", lambda rate, card: f"{1 / rate / 1e9:.0f} GB/s"),
+    "reduced and gathered": ("of links, gathering", lambda rate, card: f"{1 / rate / 1e9:.0f} GB/s"),
+    "weights": ("of weights", lambda rate, card: f"{1 / rate / 1e12:.2f} TB/s"),
+    "layers": ("a layer", lambda rate, card: f"{rate * 1e6:.0f} µs"),
+    "tokens": ("a token", lambda rate, card: f"{rate * 1e3:.1f} ms"),
+}  # fmt: skip
+
+
+def _fits(fits: dict[tuple[str, str], Fit]) -> list[str]:
+    lines = [
+        "| fitted | on | figures | models | rates | eight of ten took | median error | within 25 % |",
+        "|" + "---|" * 8,
+    ]
+    for (kind, key), fit in fits.items():
+        rates = ", ".join(
+            f"{_RATES[name][1](rate, GAUDIS[key])} {_RATES[name][0]}" if rate else f"nothing {_RATES[name][0]}"
+            for name, rate in fit.rates.items()
+        )  # fmt: skip
+        lines.append(
+            f"| {kind} | {GAUDIS[key].title} | {fit.num_figures} | {fit.num_models} | {rates} | "
+            f"{fit.low:.2f} to {fit.high:.2f} times the estimate | {fit.median_error:.0%} | "
+            f"{fit.share_within:.0%} |"
+        )
+    return lines
+
+
+def _training(each: Figure) -> str:
+    row = each.row
+    batch = row["batch"] if row["accumulation"] in ("", "1") else f"{row['batch']}x{row['accumulation']}"
+    trained = row["trained"].split()[0] + (", recomputing" if row["checkpointing"] == "yes" else "")
+    samples = each.seconds * float(row["samples_per_s"])
+    estimated = f"{samples / each.predicted:.5g}" if each.predicted and samples else "-"
+    return (
+        f"| {row['model']} | {row['task']} | {trained} | {row['cards']} {row['strategy']} | {batch} | "
+        f"{row['length']} | {GAUDIS[each.card].title} | {float(row['samples_per_s']):.5g}/s | "
+        f"{estimated} | {_error(each)} | {row['release']} | {each.why_not} |"
+    )
+
+
+def _decoding(each: Figure) -> str:
+    row = each.row
+    estimated = f"{int(row['batch']) / each.predicted:.5g}" if each.predicted else "-"
+    return (
+        f"| {row['model']} | {row['cards']} | {row['batch']} | {row['prompt']} | "
+        f"{row['new_tokens']} | {row['precision']} | {GAUDIS[each.card].title} | "
+        f"{float(row['tokens_per_s']):.5g}/s | {estimated} | {_error(each)} | {row['release']} | "
+        f"{each.why_not} |"
+    )
+
+
+def _error(each: Figure) -> str:
+    """Returns the error of the time; bold where a figure that counts is missed."""
+    if not each.predicted or not each.seconds:
+        return "-"
+    shown = f"{each.error:+.0%}"
+    return f"**{shown}**" if _is_used(each) and abs(each.error) > 0.25 else shown
+
+
+def _older(row: Row) -> str:
+    first, last = float(row["samples_per_s"]), float(row["later_samples_per_s"])
+    return (
+        f"| {row['run']}, {row['task']}, {row['cards'].replace('_', ' ')} | "
+        f"{GAUDIS[row['card']].title} | {row['batch']} | {row['release']} | {first:.5g} | "
+        f"{row['later_release']} | {last:.5g} | {last / first - 1:+.0%} |"
+    )
+
+
+def main() -> int:
+    """Writes the module, the page and the picture."""
+    fits, figures = judged(training_figures() + decoding_figures())
+    FITTED.write_text(module(fits))
+    PAGE.write_text(page(figures, fits))
+    PICTURE.write_text(picture(figures))
+    print("\n".join(_errors(figures)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
