@@ -1,11 +1,12 @@
-"""Counts what a step of each published run computes and moves, and writes counts.csv.
+"""Counts what a step of each published run computes and moves: counts.csv and decoders.csv.
 
     python -m scripts.step_times.count
 
 A published run has no program here to rehearse. So its model is made by transformers from its
 configuration, on the same dry card as a plan's, takes a forward, a backward and a step of the
 vendor's fused AdamW, and `lightning_gaudi.tools.plan.work.Work` counts them, as in a plan. What is
-sent is not rehearsed: `sent_bytes` has it of the strategy, by the rules that a plan's collectives keep.
+sent is not rehearsed: `sent_bytes` has it of the strategy, by the rules that a plan's collectives
+keep.
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ def main() -> int:
         return subprocess.run(command, env=_environment(), check=False).returncode
     from lightning_gaudi.simulator.memory import unlimited_memory
 
+    with (HERE / "decoders.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["model", "weights", "layers"])
+        table.writerows([model, *weights_of(model)] for model in DECODERS)
     unlimited_memory()
     path = HERE / "counts.csv"
     found = {key_of(row): row for row in read("counts")} if path.exists() else {}
@@ -93,7 +98,7 @@ def _environment() -> dict[str, str]:
     return os.environ | {
         SIMULATE: "1", DRY: "1", RULES: "off", CARD: "gaudi2",
         "LIGHTNING_GAUDI_RELIABILITY": "off", "PYTHONPATH": path_with_stand_in(),
-       
+
     }  # fmt: skip
 
 
@@ -233,9 +238,9 @@ def _add_lora(model: Any, words: list[str], device: str) -> None:
 
 
 def _optimizer(trained: list[Any]) -> Any:
-    from habana_frameworks.torch.hpex.optimizers import FusedAdamW
+    from lightning_gaudi._core import vendor
 
-    return FusedAdamW(trained, lr=1e-4)
+    return vendor.fused_adamw()(trained, lr=1e-4)
 
 
 def _batch(row: Row, config: Any) -> dict[str, Any]:
@@ -262,7 +267,11 @@ def _batch(row: Row, config: Any) -> dict[str, Any]:
 
 
 @cache
-def _decoder(model: str) -> tuple[int, int]:
+def _decoders() -> dict[str, Row]:
+    return {row["model"]: row for row in read("decoders")}
+
+
+def weights_of(model: str) -> tuple[int, int]:
     """Returns how many weights a decoder's products have, and its layers."""
     import torch
     import transformers
@@ -280,8 +289,8 @@ def _decoder(model: str) -> tuple[int, int]:
 
 def count_decoding(row: Row) -> Counted:
     """Counts a token of a decoder by its modules, on each card: a product reads its weight once."""
-    weights, layers = _decoder(row["model"])
-    weights //= int(row["cards"])
+    made = _decoders()[row["model"]]
+    weights, layers = int(made["weights"]) // int(row["cards"]), int(made["layers"])
     flops = 2 * weights * int(row["batch"])
     return Counted(
         flops=flops,

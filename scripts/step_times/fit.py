@@ -3,8 +3,8 @@
     python -m scripts.step_times.fit
 
 It reads the figures (training.csv, decoding.csv), what their steps count (counts.csv), and which of
-them count (`rule`). It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan reads, and the page
-docs/reference/step-times.md with its picture. A test holds that they are what this writes.
+them count (`rule`). It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan reads, and the
+page docs/reference/step-times.md with its picture. A test holds that they are what this writes.
 
 The rates of a card are found by least squares of the relative errors, none of them negative. Each
 figure is judged by a fit that no figure of its body was part of.
@@ -13,7 +13,7 @@ figure is judged by a fit that no figure of its body was part of.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from lightning_gaudi.hardware import GAUDIS
+from lightning_gaudi.hardware import GAUDIS, Gaudi
 from lightning_gaudi.tools.plan.cards import CARDS
 from lightning_gaudi.tools.plan.published import step_seconds
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
@@ -64,6 +64,7 @@ class Figure:
 
     @property
     def card(self) -> str:
+        """The key of its card."""
         return self.row["card"]
 
     @property
@@ -143,7 +144,9 @@ def judged(figures: Sequence[Figure]) -> tuple[dict[tuple[str, str], Fit], list[
                 for each in estimated
                 if _is_used(each) and each.predicted
             ]
-            errors = np.array([abs(each.error) for each in estimated if _is_used(each) and each.predicted])
+            errors = np.array(
+                [abs(each.error) for each in estimated if _is_used(each) and each.predicted]
+            )
             extents = [extent_of(kind, each.counted) for each in used if each.counted]
             releases = sorted({tuple(map(int, each.row["release"].split("."))) for each in used})
             fits[kind, card] = Fit(
@@ -255,9 +258,7 @@ def picture(figures: Sequence[Figure]) -> str:
         )  # fmt: skip
         for card, colour in _COLOURS.items():
             for is_used, marker in ((True, "o"), (False, "x")):
-                group = [
-                    each for each in shown if each.card == card and _is_used(each) == is_used
-                ]
+                group = [each for each in shown if each.card == card and _is_used(each) == is_used]
                 what = "" if is_used else ", not fitted"
                 axes.plot(
                     [each.seconds for each in group],
@@ -289,6 +290,8 @@ def tables(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> list[
     """Returns the lines of all tables of the page: the fits, their errors, and every figure."""
     return [
         *_errors(figures),
+        "",
+        *_rules(figures),
         "",
         *_fits(fits),
         "",
@@ -331,27 +334,65 @@ def _errors(figures: Sequence[Figure]) -> list[str]:
     return lines
 
 
-_RATES = {
-    "operations": ("of the peak in products", lambda rate, card: f"{1 / rate / card.peaks['bfloat16']:.0%}"),
-    "memory": ("of memory", lambda rate, card: f"{1 / rate / 1e12:.2f} TB/s"),
-    "reduced": ("of links, reducing", lambda rate, card: f"{1 / rate / 1e9:.0f} GB/s"),
-    "reduced and gathered": ("of links, gathering", lambda rate, card: f"{1 / rate / 1e9:.0f} GB/s"),
-    "weights": ("of weights", lambda rate, card: f"{1 / rate / 1e12:.2f} TB/s"),
-    "layers": ("a layer", lambda rate, card: f"{rate * 1e6:.0f} µs"),
-    "tokens": ("a token", lambda rate, card: f"{rate * 1e3:.1f} ms"),
-}  # fmt: skip
+def _rate(name: str, rate: float, card: Gaudi) -> str:
+    """Returns a rate in words; one of nothing is not worth any."""
+    shown = {
+        "operations": lambda: f"{1 / rate / card.peaks['bfloat16']:.0%} of the peak in products",
+        "memory": lambda: f"{1 / rate / 1e12:.2f} TB/s of memory",
+        "reduced": lambda: f"{1 / rate / 1e9:.0f} GB/s of links, reducing",
+        "reduced and gathered": lambda: f"{1 / rate / 1e9:.0f} GB/s of links, gathering",
+        "weights": lambda: f"{1 / rate / 1e12:.2f} TB/s of weights",
+        "layers": lambda: f"{rate * 1e6:.0f} µs a layer",
+        "tokens": lambda: f"{rate * 1e3:.1f} ms a token",
+    }
+    return shown[name]() if rate else ""
+
+
+def _rules(figures: Sequence[Figure]) -> list[str]:
+    """Returns how well the figures of other rules would be estimated, fitted to these alone."""
+
+    def is_new(each: Figure) -> bool:
+        return each.row["table"] == "newest" and "copy" not in each.why_not
+
+    rules: dict[str, Callable[[Figure], bool]] = {
+        "the rule": lambda each: not each.why_not,
+        "also those taken over less than ten seconds": lambda each: (
+            not each.why_not or "taken over" in each.why_not
+        ),
+        "the newest table alone, of any duration, texts and ViT": lambda each: (
+            is_new(each) and (each.row["kind"] == "text" or each.row["model"] == "vit-base")
+        ),
+        "the newest table alone, of any duration, texts, ViT and Swin": lambda each: (
+            is_new(each) and each.row["kind"] in ("text", "vision")
+        ),
+    }
+    lines = [
+        "| training, by another rule | figures | models | median error | within 25 % |",
+        "|" + "---|" * 5,
+    ]
+    for name, is_chosen in rules.items():
+        group = [
+            replace(each, why_not="" if each.counted and is_chosen(each) else "another rule")
+            for each in figures
+            if each.kind == TRAINING
+        ]
+        used = [each for each in judged(group)[1] if not each.why_not and each.predicted]
+        sizes = np.array([abs(each.error) for each in used])
+        lines.append(
+            f"| {name} | {len(used)} | {len({each.body for each in used})} | "
+            f"{np.median(sizes):.1%} | {np.sum(sizes <= 0.25)} ({np.mean(sizes <= 0.25):.0%}) |"
+        )
+    return lines
 
 
 def _fits(fits: dict[tuple[str, str], Fit]) -> list[str]:
     lines = [
-        "| fitted | on | figures | models | rates | eight of ten took | median error | within 25 % |",
+        "| fitted | on | figures | models | rates | eight of ten took | median | within 25 % |",
         "|" + "---|" * 8,
     ]
     for (kind, key), fit in fits.items():
-        rates = ", ".join(
-            f"{_RATES[name][1](rate, GAUDIS[key])} {_RATES[name][0]}" if rate else f"nothing {_RATES[name][0]}"
-            for name, rate in fit.rates.items()
-        )  # fmt: skip
+        shown = [_rate(name, rate, GAUDIS[key]) for name, rate in fit.rates.items()]
+        rates = ", ".join(filter(None, shown))
         lines.append(
             f"| {kind} | {GAUDIS[key].title} | {fit.num_figures} | {fit.num_models} | {rates} | "
             f"{fit.low:.2f} to {fit.high:.2f} times the estimate | {fit.median_error:.0%} | "
@@ -362,14 +403,15 @@ def _fits(fits: dict[tuple[str, str], Fit]) -> list[str]:
 
 def _training(each: Figure) -> str:
     row = each.row
-    batch = row["batch"] if row["accumulation"] in ("", "1") else f"{row['batch']}x{row['accumulation']}"
+    micro = "" if row["accumulation"] in ("", "1") else f"x{row['accumulation']}"
+    batch = row["batch"] + micro
     trained = row["trained"].split()[0] + (", recomputing" if row["checkpointing"] == "yes" else "")
     samples = each.seconds * float(row["samples_per_s"])
     estimated = f"{samples / each.predicted:.5g}" if each.predicted and samples else "-"
     return (
-        f"| {row['model']} | {row['task']} | {trained} | {row['cards']} {row['strategy']} | {batch} | "
-        f"{row['length']} | {GAUDIS[each.card].title} | {float(row['samples_per_s']):.5g}/s | "
-        f"{estimated} | {_error(each)} | {row['release']} | {each.why_not} |"
+        f"| {row['model']} | {row['task']} | {trained} | {row['cards']} {row['strategy']} | "
+        f"{batch} | {row['length']} | {GAUDIS[each.card].title} | "
+        f"{float(row['samples_per_s']):.5g}/s | {estimated} | {_error(each)} | {row['release']} | {each.why_not} |"
     )
 
 

@@ -86,7 +86,10 @@ MODELS: dict[str, _Settings] = {
     ),
     "gpt2": ("GPT2", {"n_embd": 768, "n_layer": 12, "n_head": 12}),
     "gpt2-xl": ("GPT2", {"n_embd": 1600, "n_layer": 48, "n_head": 25}),
-    "bloom-7b1": ("Bloom", {"hidden_size": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880}),
+    "bloom-7b1": (
+        "Bloom",
+        {"hidden_size": 4096, "n_layer": 30, "n_head": 32, "vocab_size": 250880},
+    ),
     "bloom-176b": (
         "Bloom",
         {"hidden_size": 14336, "n_layer": 70, "n_head": 112, "vocab_size": 250880},

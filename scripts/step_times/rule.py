@@ -1,9 +1,10 @@
 """Which published figures the step times are fitted to and judged by.
 
-This was written down, and committed with the figures, before anything was fitted to what a rehearsal
-counts. It was not written in ignorance: an earlier fit, by a formula and to 47 of these figures, had
-missed ViT, MRPC on eight cards (36 steps in all), and BERT-base of 2022. So the rule names no model
-and no run. It asks of each figure whether it is the time of the step that a plan counts.
+This was written down, and committed with the figures, before anything was fitted to what a
+rehearsal counts. It was not written in ignorance: an earlier fit, by a formula and to 47 of these
+figures, had missed ViT, MRPC on eight cards (36 steps in all), and BERT-base of 2022. So the rule
+names no model and no run. It asks of each figure whether it is the time of the step that a plan
+counts.
 
 Training. A figure counts if
 
@@ -12,8 +13,8 @@ Training. A figure counts if
    Others are extensions: they are shown, and never move what is fitted.
 2. its samples all have the stated length, by padding or packing. What has others is no extension,
    either, for nobody knows its lengths ("varying lengths", "preferences").
-3. it was taken over at least ten seconds: samples / (samples / s). A graph takes seconds to compile,
-   and the last batch of an epoch is another one.
+3. it was taken over at least ten seconds: samples / (samples / s). A graph takes seconds to
+   compile, and the last batch of an epoch is another one.
 4. its release is 1.10 (June 2023) or later, and it is the newest of that run.
 5. it is no copy: where a Gaudi 2 and a Gaudi 3 have the same figure, to the last digit, the Gaudi 3
    has that of the Gaudi 2, from which its table was begun.
@@ -56,13 +57,12 @@ def why_no_training(row: Row, rows: Sequence[Row]) -> str:
     seconds = float(row["samples"]) / float(row["samples_per_s"])
     if seconds < LEAST_SECONDS:
         return f"taken over {seconds:.0f} s"
-    settings = [name for name in row if name not in ("card", "samples_per_s", "release", "source")]
+    others = ("card", "samples_per_s", "release", "table", "source")
+    settings = [name for name in row if name not in others]
     return _why_old(row) or _why_copied(row, rows, settings, "samples_per_s")
 
 
-def why_no_decoding(
-    row: Row, rows: Sequence[Row], is_known: bool, least_seconds: float
-) -> str:
+def why_no_decoding(row: Row, rows: Sequence[Row], is_known: bool, least_seconds: float) -> str:
     """Returns why a figure of decoding is not judged by; empty if it is.
 
     Args:

@@ -88,14 +88,17 @@ def add_parser(subparsers: _Subparsers) -> None:
         help="where it does not fit, look for what would make it fit (default yes)",
     )
     parser.add_argument(
-        "--steps", type=_positive_int, metavar="N",
+        "--steps",
+        type=_positive_int,
+        metavar="N",
         help="of a whole run: say how long it takes (default those of a published run)",
     )
     parser.add_argument(
         "--price", type=_price, metavar="X", help="of an hour of one card: say what --steps cost"
     )
     parser.add_argument(
-        "--faster", action="store_true",
+        "--faster",
+        action="store_true",
         help="rehearse it with other settings, too, and rank what would make it faster",
     )
     parser.add_argument("--json", action="store_true", help="print all as JSON")

@@ -1,8 +1,8 @@
 """What would make a program faster: it is rehearsed with other settings, and these are ranked.
 
-Each way is rehearsed as a plan of its own, so that its counts are as sure as the program's. They are
-ranked by the samples a second that public runs would have, for what a step takes alone says nothing
-where batches differ.
+Each way is rehearsed as a plan of its own, so that its counts are as sure as the program's. They
+are ranked by the samples a second that public runs would have, for what a step takes alone says
+nothing where batches differ.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.plan import Planned, plan
-from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.step_times import as_public_runs
 
 _STRATEGIES = ("ddp", "deepspeed_stage_1", "deepspeed_stage_2")
@@ -49,8 +48,7 @@ def ways(
     """
     for change, values in _changes(first):
         request = replace(first.request, **values)
-        for each in plan(command, request, cards, with_changes=False, tell=tell, change=change):
-            yield each
+        yield from plan(command, request, cards, with_changes=False, tell=tell, change=change)
 
 
 def _changes(first: Planned) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -71,7 +69,7 @@ def _changes(first: Planned) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def ranked(card: Card, plans: Sequence[Planned]) -> list[Way]:
-    """Returns ways to run a program on a card, the fastest first and those without estimate last."""
+    """Returns ways to run a program on a card, the fastest first, those not estimated last."""
     found = [_way(card, each) for each in plans]
     return sorted(found, key=lambda way: -(way.samples_per_s or 0.0))
 

@@ -94,9 +94,7 @@ def _figure(each: Beside) -> str:
     least, unfused = (f"{error:+.0%}" for error in each.errors)
     width = max(12, 22 - max(0, len(value) - _VALUE))
     likely = "-" if each.likely is None else "{:.4g} to {:.4g}".format(*each.likely)
-    return (
-        f"{start}{each.least:>{width}.5g}{least:>9}{each.unfused:>12.5g}{unfused:>9}{likely:>24}"
-    )
+    return f"{start}{each.least:>{width}.5g}{least:>9}{each.unfused:>12.5g}{unfused:>9}{likely:>24}"
 
 
 def _room(each: Room) -> str:

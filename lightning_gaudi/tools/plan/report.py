@@ -80,18 +80,22 @@ def _as_public_runs(
     for title, each in known.items():
         if each.fit is not None:
             lines.append(
-                f"    {title}: {each.fit.num_figures} of {each.fit.num_models} models, with "
-                f"software {' to '.join(each.fit.releases)}; half were missed by less than "
+                f"    {title}: {each.fit.num_figures} figures of {each.fit.num_models} models, "
+                f"software {' to '.join(each.fit.releases)}; half missed by less than "
                 f"{each.fit.median_error:.0%}"
             )
         elif each.why_not:
             reasons.setdefault(each.why_not, []).append(title)
     if lines:
-        lines.insert(0, f"  As public runs were: fitted to figures of {_kinds(known)}. Eight of ten")
+        lines.insert(
+            0, f"  As public runs were: fitted to figures of {_kinds(known)}. Eight of ten"
+        )
         lines.insert(1, "  lie in the range if no figure of their model is used.")
         if not found.is_lazy:
             lines.append("    They ran in lazy mode: in eager mode one took 1.6 times as long.")
-    lines += [f"  Not as public runs were ({', '.join(names)}): {why}." for why, names in reasons.items()]
+    lines += [
+        f"  Not as public runs were ({', '.join(names)}): {why}." for why, names in reasons.items()
+    ]
     if num_steps is None and planned.published is not None:
         num_steps = planned.published.num_steps
     for title, each in known.items():

@@ -1,9 +1,9 @@
 """What a step would take if it ran as public runs did, and how far off such a guess is.
 
-A peak says what a card cannot do. What it does do, public runs say: their times are a sum of what a
+A peak says what a card cannot do. Public runs say what it does: their times are a sum of what a
 rehearsal counts, each times a rate of the card. The rates are fitted by `scripts/step_times`, which
-writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had been
-left out of the fit. Outside of what was fitted there is no estimate, but a reason.
+writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had
+been left out of the fit. Outside of what was fitted there is no estimate, but a reason.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def as_public_runs(
         fits: By kind and card; those of `fitted` by default.
     """
     if fits is None:
-        from lightning_gaudi.tools.plan.fitted import FITS as fits
+        from lightning_gaudi.tools.plan import fitted
+
+        fits = fitted.FITS
     if card not in GAUDIS:
         return AsPublicRuns(why_not="it is no Gaudi")
     kind = _kind(counted, num_cards)
@@ -121,9 +123,7 @@ def as_public_runs(
         return AsPublicRuns(kind, why_not=why_not)
     parts = {name: fit.rates[name] * count for name, count in counts_of(kind, counted).items()}
     seconds = sum(parts.values())
-    return AsPublicRuns(
-        kind, seconds, fit.low * seconds, fit.high * seconds, parts=parts, fit=fit
-    )
+    return AsPublicRuns(kind, seconds, fit.low * seconds, fit.high * seconds, parts=parts, fit=fit)
 
 
 def as_public_runs_dict(planned: Planned) -> dict[str, dict[str, Any]]:
