@@ -40,6 +40,7 @@ from scripts.step_times.rule import Row, read, why_no_decoding, why_no_training
 ROOT = Path(__file__).parents[2]
 FITTED = ROOT / "lightning_gaudi/tools/plan/fitted.py"
 PAGE = ROOT / "docs/reference/step-times.md"
+REPRINT = ROOT / "benchmarks/README.md"
 PICTURE = ROOT / "docs/pictures/step-times.svg"
 _SHARE = 0.8
 """Of the figures, those that a range holds."""
@@ -280,10 +281,18 @@ _BEGIN, _END = "<!-- written by scripts/step_times/fit.py -->", "<!-- to here --
 
 def page(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> str:
     """Returns the page with its tables written anew."""
-    text = PAGE.read_text()
-    head, _, rest = text.partition(_BEGIN)
+    return _written(PAGE, tables(figures, fits))
+
+
+def reprint(figures: Sequence[Figure]) -> str:
+    """Returns the page of the benchmarks with the errors written anew."""
+    return _written(REPRINT, [*_errors(figures), "", *_rules(figures)])
+
+
+def _written(path: Path, lines: Sequence[str]) -> str:
+    head, _, rest = path.read_text().partition(_BEGIN)
     _, _, tail = rest.partition(_END)
-    return "".join([head, _BEGIN, "\n\n", "\n".join(tables(figures, fits)), "\n\n", _END, tail])
+    return "".join([head, _BEGIN, "\n\n", "\n".join(lines), "\n\n", _END, tail])
 
 
 def tables(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> list[str]:
@@ -411,7 +420,8 @@ def _training(each: Figure) -> str:
     return (
         f"| {row['model']} | {row['task']} | {trained} | {row['cards']} {row['strategy']} | "
         f"{batch} | {row['length']} | {GAUDIS[each.card].title} | "
-        f"{float(row['samples_per_s']):.5g}/s | {estimated} | {_error(each)} | {row['release']} | {each.why_not} |"
+        f"{float(row['samples_per_s']):.5g}/s | {estimated} | {_error(each)} | {row['release']} | "
+        f"{each.why_not} |"
     )
 
 
@@ -448,6 +458,7 @@ def main() -> int:
     fits, figures = judged(training_figures() + decoding_figures())
     FITTED.write_text(module(fits))
     PAGE.write_text(page(figures, fits))
+    REPRINT.write_text(reprint(figures))
     PICTURE.write_text(picture(figures))
     print("\n".join(_errors(figures)))
     return 0

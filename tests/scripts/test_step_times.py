@@ -34,6 +34,7 @@ def test_what_a_plan_reads_is_what_the_script_writes() -> None:
     fits, figures = _judged()
     assert fit.FITTED.read_text() == fit.module(fits)
     assert fit.PAGE.read_text() == fit.page(figures, fits)
+    assert fit.REPRINT.read_text() == fit.reprint(figures)
 
 
 @pytest.mark.slow
