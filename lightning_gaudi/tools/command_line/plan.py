@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.simulator.settings import MAX_CARDS
 from lightning_gaudi.tools.command_line.catalog import UsageError, local_file
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
@@ -181,9 +180,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(f"lightning-gaudi: cannot plan this: {shown(error)}", file=sys.stderr)
         return 2
     if options.faster and not options.json:
-        for card in cards:
-            if card.key in GAUDIS:
-                print(shown(faster.text(card, tried)), flush=True)
+        print(shown(faster.text(cards, tried)), flush=True)
     if options.json:
         found += tried[1:]
         each_found = [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.plan import Planned, plan
 from lightning_gaudi.tools.plan.step_times import as_public_runs
@@ -88,8 +89,13 @@ def _way(card: Card, planned: Planned) -> Way:
     return Way(planned.change, samples / likely.seconds, "")
 
 
-def text(card: Card, plans: Sequence[Planned]) -> str:
-    """Returns the ranking for a card, whose first plan is that of the program itself."""
+def text(cards: Sequence[Card], plans: Sequence[Planned]) -> str:
+    """Returns the ranking for each Gaudi; the first plan is that of the program itself."""
+    found = [_ranking(card, plans) for card in cards if card.key in GAUDIS]
+    return "\n".join(found)
+
+
+def _ranking(card: Card, plans: Sequence[Planned]) -> str:
     now = _way(card, plans[0]).samples_per_s
     lines = [f"  What would help most on a {card.title}, by samples/s as public runs were:"]
     for way in ranked(card, plans):
