@@ -43,6 +43,7 @@ setup(
             "simulator/README.md",
             "simulator/csrc/**/*",
             "simulator/vendor_names/*.json",
+            "simulator/measured_cards/*.json",
         ],
         **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },

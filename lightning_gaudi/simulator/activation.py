@@ -19,7 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lightning_gaudi.simulator import build, forks
+from lightning_gaudi.measured_card import VARIABLE, CardFileError
+from lightning_gaudi.simulator import build, forks, measured
 from lightning_gaudi.simulator.rules import table
 from lightning_gaudi.simulator.rules.report import exempt, set_mode
 from lightning_gaudi.simulator.settings import (
@@ -136,17 +137,21 @@ def _start(settings: Settings) -> None:
     try:
         device.hide_accelerators()
         hooks = device.install_hooks()
+        of_card = measured.load(settings.card.key, settings.release.software)
         # Operators look up the rules, which therefore are there before any operator is.
-        table.install(device, settings)
+        table.install(device, settings, of_card)
         device.install()
         if settings.is_dry:
             _make_dry(device)
-    except RuntimeError as error:
+    except (RuntimeError, CardFileError) as error:
         raise SimulatorError(f"The simulated HPU cannot start: {error}") from error
     device.set_device_count(settings.num_cards)
     device.set_memory_limit(settings.card.memory_bytes)
     device.compose_attention(not settings.card.has_fused_attention)
     device.set_workspace_bytes(read_workspace_bytes())
+    if of_card is not None:
+        measured.set_memory(device, of_card)
+        device.before_first_use(lambda: measured.end_as_measured(of_card))
     device.set_server(server_name())
     # torch has one accelerator a process. Where hiding the others was not enough, this says so now,
     # and not at the first tensor.
@@ -248,10 +253,12 @@ def _announce(settings: Settings) -> None:
     os.environ[_ANNOUNCED] = "1"
     card = settings.card
     cards = "card" if settings.num_cards == 1 else "cards"
+    source = os.environ.get(VARIABLE)
+    as_measured = f" Rules and memory are as {source} says." if source else ""
     print(
         f"lightning-gaudi: HPU is simulated: {settings.num_cards} {card.title} {cards} of "
         f"{card.memory_gib} GiB on this CPU; results are real, speed is not a "
-        "Gaudi's.",
+        f"Gaudi's.{as_measured}",
         file=sys.stderr,
         flush=True,
     )

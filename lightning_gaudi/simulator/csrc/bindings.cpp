@@ -18,6 +18,7 @@
 #include "runtime/exit.h"
 #include "runtime/generator.h"
 #include "runtime/hooks.h"
+#include "runtime/memory_accounting.h"
 #include "runtime/signals.h"
 #include "statistics/counters.h"
 #include "statistics/graph.h"
@@ -114,6 +115,10 @@ void init_memory(py::module_& m) {
   m.def("set_memory_limit", &set_memory_limit);
   m.def("compose_attention", &compose_attention);
   m.def("set_workspace_bytes", &set_workspace_bytes);
+  m.def("set_memory_terms", [](int64_t alignment, int64_t header_bytes, int64_t small_bytes,
+                               int64_t num_small, int64_t at_start_bytes) {
+    set_memory_terms({alignment, header_bytes, small_bytes, num_small, at_start_bytes});
+  });
   m.def("memory_stats", &memory_stats);
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
   m.def("log_memory", &log_memory);

@@ -6,8 +6,11 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from lightning_gaudi import measured_card
+from lightning_gaudi.measured_card import MeasuredCard
+from lightning_gaudi.simulator import measured
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
-from lightning_gaudi.simulator.rules.table import RULES
+from lightning_gaudi.simulator.rules.table import RULES, find, is_as_said
 
 PATH = Path(__file__).parents[3] / "docs" / "reference" / "rules.md"
 
@@ -17,7 +20,7 @@ _HEAD = """\
 A program that runs on a CPU may be refused by a Gaudi, run slowly there, or compute other numbers.
 In the tables below the simulated HPU looks up every operator. They are generated from
 `lightning_gaudi/simulator/rules`, and each row names its source. All of it was read in the
-vendor's sources and documentation; nothing was measured on a card.
+vendor's sources and documentation. {measured}
 
 `LIGHTNING_GAUDI_SIMULATE_RULES`, or `lightning-gaudi simulate --rules`, chooses what happens when a
 line of your program meets a row:
@@ -80,8 +83,28 @@ def markdown() -> str:
     return "\n".join(_parts())
 
 
+def _measured() -> str:
+    """Returns which cards somebody has measured, and where they are otherwise than a row."""
+    cards = [measured_card.read(path) for path in sorted(measured.TABLES.glob("*.json"))]
+    if not cards:
+        return "Nothing was measured on a card yet:\n`lightning-gaudi verify` does that."
+    return "\n".join(map(_card, cards))
+
+
+def _card(card: MeasuredCard) -> str:
+    otherwise = [
+        f"`{key}` ({found[mode]} in {mode} mode)"
+        for key, found in sorted(card.rules.items())
+        for mode in found
+        if not is_as_said(find(key), found[mode])
+    ]
+    of_them = f", of which {', '.join(otherwise)} otherwise" if otherwise else ""
+    text = f"On a {card.card} with release {card.release} {len(card.rules)} were measured{of_them}."
+    return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
 def _parts() -> Iterator[str]:
-    yield _HEAD
+    yield _HEAD.replace("{measured}", _measured())
     for verdict, (title, text) in _SECTIONS.items():
         rules = [rule for rule in RULES if rule.verdict is verdict]
         if not rules:

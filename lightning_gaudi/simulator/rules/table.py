@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from types import ModuleType
 
 from lightning_gaudi._version import name_page
+from lightning_gaudi.measured_card import MeasuredCard
 from lightning_gaudi.simulator.rules import (
     rows_collectives,
     rows_differences,
@@ -51,7 +53,7 @@ _called: set[str] = set()
 
 _BY_KEY = {rule.key: rule for rule in RULES}
 
-# The order is that of the enum in csrc/rules/rules.h.
+# The order is that of the enum in csrc/rules/rules.h, which goes on with _NO_FALLBACK, _NO_WAIT.
 _VERDICTS = (
     Verdict.REFUSED,
     Verdict.DEMOTED,
@@ -59,6 +61,15 @@ _VERDICTS = (
     Verdict.DYNAMIC,
     Verdict.WAITS,
 )
+_NO_FALLBACK, _NO_WAIT = len(_VERDICTS), len(_VERDICTS) + 1
+_BY_FOUND = {"refused": Verdict.REFUSED, "on_cpu": Verdict.ON_CPU, "waits": Verdict.WAITS}
+"""By what a probe has found of a rule, what the card does then."""
+
+_of_device: dict[int, Rule] = {}
+"""By its place in the table, a rule as the device does it."""
+
+_applying: set[str] = set()
+"""The keys of the rules that apply to this process's card and mode."""
 
 # The values of `when` that hold only while a card keeps int64 as int32.
 _OF_NARROW_INTEGERS = (
@@ -93,20 +104,37 @@ def check_exempt(names: Iterable[str]) -> None:
         )
 
 
-def install(device: ModuleType, settings: Settings) -> None:
-    """Gives the device the rules that operators can meet, before any operator runs."""
+def install(device: ModuleType, settings: Settings, measured: MeasuredCard | None = None) -> None:
+    """Gives the device the rules that operators can meet, before any operator runs.
+
+    Args:
+        device: The simulated one.
+        settings: Which card it is.
+        measured: What was measured of such a card, which goes before the table.
+    """
     device.clear_rules()
     _of_kernels.clear()
+    _applying.clear()
+    _of_device.clear()
     for number, rule in enumerate(RULES):
         if not _applies(rule, settings):
             continue
+        modes = (rule.mode or "eager", "lazy")
+        found = measured.found(rule.key, modes) if measured is not None else None
+        if found is None or is_as_said(rule, found):
+            _applying.add(rule.key)
+            _of_device[number] = rule
+        else:
+            _of_device[number] = _as_measured(rule, found)
         # The stand-in registers the vendor's own operators ("hpu::...") in Python, and they report
         # by `report_kernel`: the device never sees them.
         if rule in rows_kernels.ROWS:
+            if found is not None and not is_as_said(rule, found):
+                continue
             for operator in rule.operators:
                 _of_kernels.setdefault(operator, []).append(rule)
         elif rule.verdict in _VERDICTS:
-            _add(device, number, rule)
+            _add(device, number, rule, _verdict(rule, found))
     device.report_rules_to(_report_met)
     device.set_rules_reported(is_reported())
 
@@ -138,17 +166,49 @@ def called_kernels() -> frozenset[str]:
 
 
 def _report_met(number: int, operator: str, detail: str) -> None:
-    report(RULES[number], operator, detail)
+    report(_of_device.get(number, RULES[number]), operator, detail)
 
 
-def _add(device: ModuleType, number: int, rule: Rule) -> None:
+def applying() -> frozenset[str]:
+    """Returns the keys of the rules that apply to this process's card, in either mode."""
+    return frozenset(_applying)
+
+
+def is_as_said(rule: Rule, found: str) -> bool:
+    """Returns whether what a probe has found is what the table says."""
+    if rule.verdict is Verdict.DYNAMIC:
+        return found == "waits"
+    return found in (rule.verdict.value, "as_said")
+
+
+def _as_measured(rule: Rule, found: str) -> Rule:
+    """Returns a rule that says what was measured in its place."""
+    said = {"refused": "raises here", "on_cpu": "computes this on the CPU", "waits": "waits here"}
+    if found not in said:
+        return rule
+    what = f"{said[found]}, as was measured on one (the table: a Gaudi {rule.what})"
+    return replace(rule, verdict=_BY_FOUND[found], what=what)
+
+
+def _verdict(rule: Rule, found: str | None) -> int | None:
+    """Returns what the device does of a rule, as its enum counts; None for nothing."""
+    if found is None or is_as_said(rule, found):
+        return _VERDICTS.index(rule.verdict)
+    if found == "none" or found not in _BY_FOUND:
+        of_waiting = rule.verdict in (Verdict.DYNAMIC, Verdict.WAITS)
+        is_on_cpu = rule.verdict is Verdict.ON_CPU
+        return _NO_WAIT if of_waiting else _NO_FALLBACK if is_on_cpu else None
+    return _VERDICTS.index(_BY_FOUND[found])
+
+
+def _add(device: ModuleType, number: int, rule: Rule, verdict: int | None) -> None:
     import torch
 
-    for operator in rule.operators:
+    for operator in rule.operators if verdict is not None else ():
         device.add_rule(
             operator,
             number,
-            _VERDICTS.index(rule.verdict),
+            verdict,
             [getattr(torch, name) for name in rule.dtypes],
             rule.mode != "eager",
             rule.mode != "lazy",

@@ -36,7 +36,7 @@ Source: HabanaAI/Setup_and_Install, `dockerfiles/base/Dockerfile.ubuntu24.04`.
 OURS = tuple(
     f"LIGHTNING_GAUDI_{name}"
     for name in (
-        *("AUDIT", "AUDIT_STEPS", "AUTOLOAD", "CACHE_DIR", "COMPILE", "FUSED_ATTENTION"),
+        *("AUDIT", "AUDIT_STEPS", "AUTOLOAD", "CACHE_DIR", "CARD", "COMPILE", "FUSED_ATTENTION"),
         *("JOB_ID", "RELIABILITY", "SIMULATE"),
         *("SIMULATE_CARD", "SIMULATE_DRY", "SIMULATE_RELEASE", "SIMULATE_RULES"),
         "SIMULATE_RULES_EXEMPT",

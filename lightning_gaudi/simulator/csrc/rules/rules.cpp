@@ -42,9 +42,13 @@ void append(const std::string& key, std::vector<Rule>& rules) {
   }
 }
 
+bool is_of_waiting(Verdict verdict) {
+  return verdict == Verdict::kDynamic || verdict == Verdict::kWaits;
+}
+
 bool has_waiting_rule(const std::vector<Rule>& rules) {
   for (const Rule& rule : rules) {
-    if (rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits) return true;
+    if (is_of_waiting(rule.verdict) || rule.verdict == Verdict::kNoWait) return true;
   }
   return false;
 }
@@ -120,10 +124,19 @@ OpRules rules_of(const std::string& base_name, const std::string& full_name,
 Consulted consult(const OpRules& rules, const std::string& op, TypeSet types, const Call& call) {
   Consulted result;
   if (t_rules_paused > 0) return result;
+  // The rows stand in the table from the particular to the general, and what was measured of one
+  // says nothing of those before it.
+  bool is_known_to_run = false;
+  bool is_known_not_to_wait = false;
   for (const Rule& rule : rules.rules) {
     if (!applies(rule, types)) continue;
     if (rule.condition.call != nullptr && !rule.condition.call(call)) continue;
-    result.waits |= rule.verdict == Verdict::kDynamic || rule.verdict == Verdict::kWaits;
+    is_known_to_run |= rule.verdict == Verdict::kNoFallback;
+    is_known_not_to_wait |= rule.verdict == Verdict::kNoWait;
+    if (rule.verdict >= Verdict::kNoFallback) continue;
+    if (rule.verdict == Verdict::kOnCpu && is_known_to_run) continue;
+    if (is_of_waiting(rule.verdict) && is_known_not_to_wait) continue;
+    result.waits |= is_of_waiting(rule.verdict);
     if (rule.verdict == Verdict::kOnCpu && !std::exchange(result.is_on_cpu, true)) {
       count_fallback(op);
     }
@@ -160,7 +173,7 @@ void check_collective(const std::string& name, const CollectiveCall& call) {
   for (const at::Tensor& tensor : call.tensors) types |= type_bit(tensor.scalar_type());
   for (const Rule& rule : found->second) {
     if (!applies(rule, types)) continue;
-    if (rule.verdict == Verdict::kWaits) continue;  // counted where it waits
+    if (rule.verdict >= Verdict::kWaits) continue;  // counted where it waits
     if (rule.condition.collective == nullptr) {
       report(rule, name, types);
       continue;
@@ -191,12 +204,13 @@ bool check_copy(const at::Tensor& source, const at::Tensor& destination, bool no
   bool waits = false;
   if ((rules.watched & type) == 0) return waits;
   for (const Rule& rule : rules.rules) {
-    const bool is_of_waiting = rule.verdict == Verdict::kWaits;
-    if (rule.condition.copy == nullptr || !(is_of_waiting || is_reported())) continue;
+    const bool is_wait = rule.verdict == Verdict::kWaits;
+    if (rule.verdict >= Verdict::kNoFallback) continue;
+    if (rule.condition.copy == nullptr || !(is_wait || is_reported())) continue;
     if (!applies(rule, type)) continue;
     const std::string met = rule.condition.copy({source, destination, non_blocking});
     if (met.empty()) continue;
-    if (is_of_waiting) {
+    if (is_wait) {
       waits = true;  // counted as any other wait, and not said
     } else {
       reporter()(rule.id, "aten::copy_", met);

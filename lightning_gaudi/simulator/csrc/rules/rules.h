@@ -20,7 +20,15 @@ using TypeSet = uint64_t;
 inline TypeSet type_bit(at::ScalarType type) { return TypeSet{1} << static_cast<int>(type); }
 
 // The order is that of `Verdict` in simulator/rules/table.py.
-enum class Verdict : int { kRefused, kDemoted, kOnCpu, kDynamic, kWaits };
+enum class Verdict : int {
+  kRefused,
+  kDemoted,
+  kOnCpu,
+  kDynamic,
+  kWaits,
+  kNoFallback,  ///< measured on a card: no row below is right that sends this to the host
+  kNoWait,      ///< measured on a card: no row below is right that makes the host wait for this
+};
 
 struct Rule {
   int64_t id = 0;  ///< its place in the table

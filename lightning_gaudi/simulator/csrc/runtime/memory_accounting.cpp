@@ -12,10 +12,10 @@ namespace {
 
 using Counter = std::atomic<int64_t>;
 
-constexpr int64_t kAlignment = 128;
-constexpr int64_t kHeaderBytes = kAlignment;
-constexpr int64_t kNumSmallChunks = 6 * 1024;
-constexpr int64_t kSmallPoolBytes = kNumSmallChunks * kAlignment;
+constexpr int64_t kHeaderBytes = 128;
+constexpr int64_t kSmallPoolBytes = 6 * 1024 * 128;
+
+MemoryTerms g_terms;  // written before any memory is asked for
 
 Counter g_workspace{4 << 20};
 Counter g_at_start{0};
@@ -37,12 +37,19 @@ void raise_to(Counter& counter, int64_t value) {
   }
 }
 
-int64_t round_up(int64_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t round_up(int64_t num_bytes) {
+  return (num_bytes + g_terms.alignment - 1) / g_terms.alignment * g_terms.alignment;
+}
+
+/// What a request adds to the bytes in use, unless a small chunk serves it.
+int64_t counted(int64_t num_bytes) {
+  return num_bytes == 0 ? 0 : round_up(num_bytes) + g_terms.header_bytes;
+}
 
 /// Whether one of the pool's small chunks was free for a request.
 bool take_small_chunk(int64_t num_bytes) {
-  if (num_bytes <= 0 || num_bytes > kAlignment) return false;
-  if (g_num_small.fetch_add(1, std::memory_order_relaxed) < kNumSmallChunks) return true;
+  if (num_bytes <= 0 || num_bytes > g_terms.small_bytes) return false;
+  if (g_num_small.fetch_add(1, std::memory_order_relaxed) < g_terms.num_small) return true;
   add(g_num_small, -1);
   return false;
 }
@@ -53,7 +60,10 @@ void give_back(int64_t num_bytes, int64_t counted_bytes) {
 }
 
 /// What the allocator takes for itself, when the process takes its card.
-int64_t own_bytes() { return kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load()); }
+int64_t own_bytes() {
+  if (g_terms.at_start_bytes >= 0) return g_terms.at_start_bytes;
+  return kHeaderBytes + 2 * kSmallPoolBytes + round_up(g_workspace.load());
+}
 
 /// In the card's own words, by which libraries tell such an error from others (accelerate's
 /// `should_reduce_batch_size`), and as the card's own type, which is not torch's OutOfMemoryError.
@@ -89,7 +99,7 @@ std::string format_bytes(int64_t num_bytes) {
 }
 
 Reservation::Reservation(int64_t num_bytes)
-    : num_bytes_(num_bytes), counted_bytes_(take_small_chunk(num_bytes) ? 0 : round_up(num_bytes)) {
+    : num_bytes_(num_bytes), counted_bytes_(take_small_chunk(num_bytes) ? 0 : counted(num_bytes)) {
   const int64_t limit = g_limit.load(std::memory_order_relaxed);
   const int64_t in_use =
       g_in_use.fetch_add(counted_bytes_, std::memory_order_relaxed) + counted_bytes_;
@@ -124,6 +134,14 @@ void occupy_at_start() {
 int64_t bytes_at_start() { return g_at_start.load(); }
 
 void set_workspace_bytes(int64_t num_bytes) { g_workspace.store(num_bytes); }
+
+void set_memory_terms(const MemoryTerms& terms) {
+  const bool is_positive = terms.alignment > 0 && terms.header_bytes >= 0 &&
+                           terms.small_bytes >= 0 && terms.num_small >= 0;
+  TORCH_CHECK_VALUE(is_positive, "The terms of a card's memory are numbers of bytes, the alignment ",
+                    "of at least 1.");
+  g_terms = terms;
+}
 
 void set_memory_limit(int64_t num_bytes) {
   TORCH_CHECK_VALUE(num_bytes >= 0, "The memory limit is a number of bytes, or 0 for none, got ",

@@ -16,6 +16,18 @@
 
 namespace hpu_sim {
 
+/// How the pool counts, as the vendor's sources have it; what was measured of a card replaces it.
+struct MemoryTerms {
+  int64_t alignment = 128;       ///< a request is rounded up to a multiple of it
+  int64_t header_bytes = 0;      ///< that each request takes besides, if no small chunk serves it
+  int64_t small_bytes = 128;     ///< the largest request that a small chunk serves
+  int64_t num_small = 6 * 1024;  ///< small chunks
+  int64_t at_start_bytes = -1;   ///< in use before the first request; -1: as above
+};
+
+/// Replaces the terms, before any memory is asked for.
+void set_memory_terms(const MemoryTerms& terms);
+
 /// Counts a request of `num_bytes`. Raises torch.OutOfMemoryError past the limit, counting nothing.
 class Reservation {
  public:
