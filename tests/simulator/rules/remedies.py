@@ -15,8 +15,8 @@ from torch.distributed import ReduceOp
 from torch.nn import functional
 
 from lightning_gaudi.data import worker_context
-from tests.simulator.rules.collective_provocations import _ones, _shares
-from tests.simulator.rules.values import on, positive, symmetric, uniform
+from lightning_gaudi.tools.verify.programs.collectives import _ones, _shares
+from lightning_gaudi.tools.verify.programs.values import on, positive, symmetric, uniform
 
 Remedy = Callable[[torch.device], object]
 linalg = torch.linalg

@@ -16,7 +16,7 @@ from lightning_gaudi import simulator
 from lightning_gaudi.simulator import rules
 from lightning_gaudi.simulator.rules import table
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
-from tests.simulator.rules.provocations import PROVOCATIONS
+from lightning_gaudi.tools.verify.programs import PROGRAMS
 
 HPU = torch.device("hpu")
 OF_OPERATORS = [
@@ -64,7 +64,7 @@ def _said_by(program: Callable[[torch.device], object]) -> list[str]:
 
 @_each(SAID)
 def test_a_rule_is_said_where_it_is_met(on_card: Rule) -> None:
-    said = _said_by(PROVOCATIONS[on_card.key])
+    said = _said_by(PROGRAMS[on_card.key])
     [message] = [text for text in said if text.endswith(f"[{on_card.key}]")]
     assert on_card.what in message
     assert on_card.instead in message
@@ -74,7 +74,7 @@ def test_a_rule_is_said_where_it_is_met(on_card: Rule) -> None:
 def test_a_wait_is_counted_and_not_said(on_card: Rule) -> None:
     rules.set_mode("off")
     _hpu_sim.reset_counters()
-    PROVOCATIONS[on_card.key](HPU)
+    PROGRAMS[on_card.key](HPU)
     assert sum(_hpu_sim.host_syncs().values()) >= 1
 
 
@@ -82,7 +82,7 @@ def test_a_wait_is_counted_and_not_said(on_card: Rule) -> None:
 def test_a_fallback_is_counted_and_computed_if_nothing_is_said(on_card: Rule) -> None:
     rules.set_mode("off")
     _hpu_sim.reset_counters()
-    _said_by(PROVOCATIONS[on_card.key])
+    _said_by(PROGRAMS[on_card.key])
     names = {name.partition(".")[0] for name in _hpu_sim.fallback_stats()}
     assert names & {operator.partition(".")[0] for operator in on_card.operators}
     assert _hpu_sim.host_syncs()

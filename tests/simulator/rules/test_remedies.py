@@ -12,8 +12,8 @@ from torch.utils import _pytree
 
 from lightning_gaudi.simulator import rules
 from lightning_gaudi.simulator.rules.rule import Rule, Verdict
+from lightning_gaudi.tools.verify.programs import PROGRAMS
 from tests.simulator.rules import remedies, test_card
-from tests.simulator.rules.provocations import PROVOCATIONS
 from tests.simulator.rules.test_card import group, on_card  # noqa: F401, fixtures
 
 CPU, HPU = torch.device("cpu"), torch.device("hpu")
@@ -61,7 +61,7 @@ def test_a_rule_is_met_no_more_where_its_advice_is_followed(
     for ours, reference in zip(found, _tensors(remedy(CPU)), strict=True):
         torch.testing.assert_close(ours, reference)
     if on_card.key in remedies.EQUAL:
-        expected = _tensors(PROVOCATIONS[on_card.key](CPU))
+        expected = _tensors(PROGRAMS[on_card.key](CPU))
         for ours, reference in zip(found, expected, strict=False):
             torch.testing.assert_close(ours, reference, check_dtype=False)
 

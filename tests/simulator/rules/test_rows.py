@@ -12,12 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from lightning_gaudi.simulator.rules import Rule, Verdict, document, rows_graphs
 from lightning_gaudi.simulator.rules.table import RULES
-from tests.simulator.rules.collective_provocations import COLLECTIVES
-from tests.simulator.rules.provocations import NOT_ON_CPU, PROVOCATIONS
+from lightning_gaudi.tools.verify.programs import NOT_ON_CPU, PROGRAMS
+from lightning_gaudi.tools.verify.programs.collectives import COLLECTIVES
 
 CPU = torch.device("cpu")
 BY_KEY = {row.key: row for row in RULES}
-ON_CPU = sorted(set(PROVOCATIONS) - set(NOT_ON_CPU) - set(COLLECTIVES))
+ON_CPU = sorted(set(PROGRAMS) - set(NOT_ON_CPU) - set(COLLECTIVES))
 GLOO_LACKS = {
     "collective-int16-refused",
     "collective-complex-refused",
@@ -50,7 +50,7 @@ def _base(operator: str) -> str:
 def test_every_row_has_a_provocation_and_a_key_of_its_own() -> None:
     assert len(BY_KEY) == len(RULES)
     captured = {row.key for row in rows_graphs.ROWS}  # tests/simulator/test_hpu_graphs_checks.py
-    assert set(BY_KEY) - captured == set(PROVOCATIONS)
+    assert set(BY_KEY) - captured == set(PROGRAMS)
 
 
 @pytest.mark.parametrize("row", RULES, ids=lambda row: row.key)
@@ -84,7 +84,7 @@ def test_operators_exist_and_reach_a_backend(row: Rule) -> None:
 
 @pytest.mark.parametrize("key", ON_CPU)
 def test_provocations_call_what_their_row_names(key: str) -> None:
-    called = {_base(name) for name in _called(PROVOCATIONS[key])}
+    called = {_base(name) for name in _called(PROGRAMS[key])}
     operators = {_base(name) for name in BY_KEY[key].operators}
 
     assert operators == {"*"} or operators & called or "tag::" in min(operators), sorted(called)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from tests.simulator.rules.values import on, positive, symmetric, uniform
+from lightning_gaudi.tools.verify.programs.values import on, positive, symmetric, uniform
 
-Provocation = Callable[[torch.device], object]
+Program = Callable[[torch.device], object]
 linalg = torch.linalg
 
 
@@ -20,13 +20,13 @@ def _triangular(device: torch.device) -> object:
 
 def _adaptive_max_pool(device: torch.device) -> None:
     x = uniform(1, 1, 4, 4, device=device).requires_grad_()
-    functional.adaptive_max_pool2d(x, 2).sum().backward()
+    functional.adaptive_max_pool2d(x, 2).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _fused_sgd(device: torch.device) -> None:
     weight = uniform(4, device=device).requires_grad_()
     optimizer = torch.optim.SGD([weight], lr=0.1, fused=True)
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
@@ -34,7 +34,7 @@ def _fused_adamw(device: torch.device) -> None:
     weight = uniform(4, device=device).requires_grad_()
     lr = torch.tensor(0.1).to(device)
     optimizer = torch.optim.AdamW([weight], lr=lr, fused=True)
-    weight.sum().backward()
+    weight.sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
@@ -42,7 +42,7 @@ def _scaled_step(device: torch.device) -> None:
     weight = uniform(4, device=device).requires_grad_()
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.amp.GradScaler(device.type)
-    scaler.scale(weight.sum()).backward()
+    scaler.scale(weight.sum()).backward()  # type: ignore[no-untyped-call]
     scaler.step(optimizer)
     scaler.update()
 
@@ -53,7 +53,7 @@ def _bag_weights(device: torch.device) -> None:
     bags = functional.embedding_bag(
         on(device, [[0, 1]]), weight, mode="sum", per_sample_weights=each
     )
-    bags.sum().backward()
+    bags.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _deterministic_bag(device: torch.device) -> None:
@@ -61,12 +61,12 @@ def _deterministic_bag(device: torch.device) -> None:
     bags = functional.embedding_bag(on(device, [[0, 1]]), weight, mode="sum")
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        bags.sum().backward()
+        bags.sum().backward()  # type: ignore[no-untyped-call]
     finally:
         torch.use_deterministic_algorithms(False)
 
 
-def _write(dtype: torch.dtype) -> Provocation:
+def _write(dtype: torch.dtype) -> Program:
     def write(device: torch.device) -> None:
         x = positive(4, device=device).to(dtype)
         x[on(device, [0, 2])] = positive(2, device=device).to(dtype)
@@ -88,7 +88,7 @@ def _sync_batch_norm(device: torch.device) -> object:
     return torch.batch_norm_stats(uniform(4, 2, device=device), 1e-5)
 
 
-NO_KERNEL: dict[str, Provocation] = {
+NO_KERNEL: dict[str, Program] = {
     "svd-on-cpu": lambda device: linalg.svd(uniform(3, 3, device=device)),
     "eigh-on-cpu": lambda device: linalg.eigh(symmetric(3, device=device)),
     "solve-on-cpu": lambda device: linalg.inv(symmetric(3, device=device)),
@@ -141,7 +141,7 @@ NO_KERNEL: dict[str, Provocation] = {
     "no-kernel": lambda device: torch.range(0, 3, device=device),
 }
 
-BY_ARGUMENT: dict[str, Provocation] = {
+BY_ARGUMENT: dict[str, Program] = {
     "nonzero-types-on-cpu": lambda device: torch.nonzero(on(device, [0, 1]).to(torch.uint8)),
     "nonzero-float16-on-cpu": lambda device: torch.nonzero(uniform(4, device=device).half()),
     "masked-select-types-on-cpu": lambda device: (

@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 import torch
 
-from tests.simulator.rules import collective_provocations, fallback_provocations
-from tests.simulator.rules.values import on, positive, uniform
+from lightning_gaudi.tools.verify.programs import collectives, fallbacks
+from lightning_gaudi.tools.verify.programs.values import on, positive, uniform
 
-Provocation = Callable[[torch.device], object]
+Program = Callable[[torch.device], object]
 
 LARGE = 2**40
 
 
 def _gelu(device: torch.device) -> None:
     x = uniform(8, device=device).requires_grad_()
-    torch.nn.functional.gelu(x).sum().backward()
+    torch.nn.functional.gelu(x).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _nonzero_out(device: torch.device) -> object:
@@ -46,7 +46,7 @@ def _write_uint8(device: torch.device) -> object:
 def _embedding_bag_gradient(device: torch.device) -> None:
     weight = uniform(4, 2, device=device).requires_grad_()
     indices = on(device, [[0, 1], [1, 1]])
-    torch.nn.functional.embedding_bag(indices, weight, mode="sum").sum().backward()
+    torch.nn.functional.embedding_bag(indices, weight, mode="sum").sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _fork(device: torch.device) -> None:
@@ -56,21 +56,21 @@ def _fork(device: torch.device) -> None:
     os.waitpid(pid, 0)
 
 
-def _made_of(dtype: torch.dtype) -> Provocation:
+def _made_of(dtype: torch.dtype) -> Program:
     return lambda device: torch.empty(4, dtype=dtype, device=device)
 
 
-def _copied(value: object, dtype: torch.dtype) -> Provocation:
+def _copied(value: object, dtype: torch.dtype) -> Program:
     return lambda device: torch.tensor([value], dtype=dtype).to(device).clone()
 
 
-def _copied_to_host(dtype: torch.dtype) -> Provocation:
+def _copied_to_host(dtype: torch.dtype) -> Program:
     return lambda device: torch.empty(4, dtype=dtype).copy_(
         positive(4, device=device).to(dtype), non_blocking=True
     )
 
 
-TYPES: dict[str, Provocation] = {
+TYPES: dict[str, Program] = {
     "float64-demoted": lambda device: uniform(4, device=device).double() + 1,
     "float64-overflows": _copied(1e300, torch.float64),
     "float64-beyond-float32-refused": _copied(1e300, torch.float64),
@@ -95,7 +95,7 @@ TYPES: dict[str, Provocation] = {
     ),
 }
 
-SHAPES: dict[str, Provocation] = {
+SHAPES: dict[str, Program] = {
     "nonzero-dynamic": lambda device: torch.nonzero(uniform(8, device=device) > 0.5),
     "masked-select-dynamic": lambda device: positive(8, device=device).masked_select(
         uniform(8, device=device) > 0.5
@@ -140,7 +140,7 @@ def _scatter_from_itself(device: torch.device) -> object:
     return torch.ops.aten.scatter(x, 0, on(device, [1, 0, 3, 2]), x)
 
 
-DIFFERENCES: dict[str, Provocation] = {
+DIFFERENCES: dict[str, Program] = {
     # By their own names: transformers replaces the methods, where it finds an HPU.
     "gather-of-int64-wrong": lambda device: torch.ops.aten.gather(
         on(device, [5, 6, 7]), 0, on(device, [2, 0])
@@ -173,7 +173,7 @@ DIFFERENCES: dict[str, Provocation] = {
 }
 
 
-def _fused_attention(dtype: torch.dtype) -> Provocation:
+def _fused_attention(dtype: torch.dtype) -> Program:
     def attend(device: torch.device) -> object:
         tensors = uniform(3, 1, 2, 8, 4, device=device).to(dtype)
         return torch.ops.hpu.sdpa_recomp_fwd(
@@ -183,22 +183,22 @@ def _fused_attention(dtype: torch.dtype) -> Provocation:
     return attend
 
 
-KERNELS: dict[str, Provocation] = {
+KERNELS: dict[str, Program] = {
     "fused-attention-refused-on-gaudi1": _fused_attention(torch.float32),
     "fused-attention-in-float16": _fused_attention(torch.float16),
 }
 
-PROCESSES: dict[str, Provocation] = {"fork-beside-card": _fork}
+PROCESSES: dict[str, Program] = {"fork-beside-card": _fork}
 
-PROVOCATIONS: dict[str, Provocation] = {
+PROGRAMS: dict[str, Program] = {
     **TYPES,
     **SHAPES,
     **DIFFERENCES,
     **KERNELS,
     **PROCESSES,
-    **fallback_provocations.NO_KERNEL,
-    **fallback_provocations.BY_ARGUMENT,
-    **collective_provocations.COLLECTIVES,
+    **fallbacks.NO_KERNEL,
+    **fallbacks.BY_ARGUMENT,
+    **collectives.COLLECTIVES,
 }
 """By a row's key, a program that meets it."""
 

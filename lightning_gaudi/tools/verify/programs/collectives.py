@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from tests.simulator.rules.values import on
+from lightning_gaudi.tools.verify.programs.values import on
 
-Provocation = Callable[[torch.device], object]
+Program = Callable[[torch.device], object]
 
 
 def _ones(device: torch.device, dtype: torch.dtype, length: int = 2) -> torch.Tensor:
@@ -22,11 +22,11 @@ def _shares(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     return _ones(device, dtype), _ones(device, dtype, 2 * dist.get_world_size())
 
 
-def _reduce(dtype: torch.dtype, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Provocation:
+def _reduce(dtype: torch.dtype, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Program:
     return lambda device: dist.all_reduce(_ones(device, dtype), op)
 
 
-def _reduce_scatter(dtype: torch.dtype, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Provocation:
+def _reduce_scatter(dtype: torch.dtype, op: ReduceOp.RedOpType = ReduceOp.SUM) -> Program:
     return lambda device: dist.reduce_scatter_tensor(*_shares(device, dtype), op)
 
 
@@ -37,7 +37,7 @@ def _reduce_scatter_list(device: torch.device) -> object:
 
 def _coalesced(device: torch.device) -> None:
     output, source = _shares(device, torch.uint8)
-    with dist._coalescing_manager(device=device):
+    with dist._coalescing_manager(device=device):  # type: ignore[attr-defined]
         dist.reduce_scatter_tensor(output, source)
 
 
@@ -60,7 +60,7 @@ def _gather_coalesced(device: torch.device) -> object:
 
 
 def _premultiplied(device: torch.device) -> object:
-    return dist.all_reduce(_ones(device, torch.float32), dist._make_nccl_premul_sum(2.0))
+    return dist.all_reduce(_ones(device, torch.float32), dist._make_nccl_premul_sum(2.0))  # type: ignore[attr-defined]
 
 
 def _all_to_all_in_parts(device: torch.device) -> object:
@@ -69,7 +69,7 @@ def _all_to_all_in_parts(device: torch.device) -> object:
     return dist.all_to_all_single(torch.empty_like(source), source, splits, splits)
 
 
-COLLECTIVES: dict[str, Provocation] = {
+COLLECTIVES: dict[str, Program] = {
     "integers-reduced-in-float32": lambda device: dist.all_reduce(on(device, [2**24 + 1])),
     "float64-reduced-in-float32": _reduce(torch.float64),
     "small-types-reduced-in-float32": _reduce(torch.uint8),
