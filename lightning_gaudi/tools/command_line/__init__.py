@@ -20,6 +20,7 @@ from lightning_gaudi.tools.command_line import (
     recipes,
     run,
     simulate,
+    verify,
 )
 from lightning_gaudi.untrusted import shown
 
@@ -35,6 +36,7 @@ COMMANDS = {
     "audit": audit,
     "consolidate": consolidate,
     "doctor": doctor,
+    "verify": verify,
 }
 """The module that adds each command, by its name."""
 

@@ -110,7 +110,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     env = environment(options) | {RULES: options.rules, EXEMPT: options.rules_exempt}
     if (status := prepare("`lightning-gaudi simulate`")) is not None:
         return status
-    return _execute(command, env)
+    return become(command, env)
 
 
 def prepare(asking: str) -> int | None:
@@ -144,7 +144,7 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def _execute(command: Sequence[str], env: Mapping[str, str]) -> int:
+def become(command: Sequence[str], env: Mapping[str, str]) -> int:
     """Replaces this process by the command, which then gets signals and exits by itself."""
     # Python ignores these signals, and `exec` would hand that on to the command.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

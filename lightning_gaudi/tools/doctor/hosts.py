@@ -107,8 +107,8 @@ def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s:
         OSError: There is no such launcher, or it does not start.
     """
     token = secrets.token_hex(8)
-    command = _command(launcher, token, arguments)
-    answers = _ask(command, token, timeout_s)
+    words = [python(), *_ANSWER, token, *arguments]
+    answers = _ask(command(launcher, words), token, timeout_s)
     silent = list(_silent(answers, launcher, timeout_s))
     if silent and answers.said:
         said = printable(hide_secrets(answers.said), max_chars=_MAX_SAID, lines=True)
@@ -119,35 +119,35 @@ def diagnose_hosts(launcher: Sequence[str], arguments: Sequence[str], timeout_s:
     return Report([*silent, *report.findings], report.facts)
 
 
-def _command(launcher: Sequence[str], token: str, arguments: Sequence[str]) -> list[str]:
-    words = [
-        python(),
-        "-m",
-        "lightning_gaudi.tools.command_line",
-        "doctor",
-        "--answer",
-        token,
-        *arguments,
-    ]
+_ANSWER = ("-m", "lightning_gaudi.tools.command_line", "doctor", "--answer")
+
+
+def command(launcher: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Returns the words with which a launcher starts a command on all machines.
+
+    Args:
+        launcher: Its words; `{}` among them stands for the command, which else comes last.
+        words: The command's.
+    """
     again: Callable[[list[str]], list[str]] = (
         (lambda found: [shlex.quote(each) for each in found]) if parses_again(launcher) else list
     )
     if any(PLACEHOLDER in word for word in launcher):
         # A word that is the placeholder becomes the words of the command. Within a word, as that of
         # `bash -c`, it becomes one text for a shell.
-        whole = {PLACEHOLDER: again(words)}
+        whole = {PLACEHOLDER: again([*words])}
         parts = (
             whole.get(each, [each.replace(PLACEHOLDER, shlex.join(words))]) for each in launcher
         )
         return [word for part in parts for word in part]
-    return [*launcher, *again(words)]
+    return [*launcher, *again([*words])]
 
 
-def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
+def _ask(words: Sequence[str], token: str, timeout_s: float) -> _Answers:
     """Starts the launcher and gathers answers, until all have answered or the time is over."""
     answers, joiner, deadline = _Answers(), Joiner(token), time.monotonic() + timeout_s
-    with tempfile.TemporaryFile("w+", errors="replace") as said, _started(command, said) as process:
-        for line in _lines(process, deadline):
+    with tempfile.TemporaryFile("w+", errors="replace") as said, started(words, said) as process:
+        for line in lines(process, deadline):
             message = joiner.add(line)
             if message is not None:
                 answers.take(message)
@@ -161,10 +161,10 @@ def _ask(command: Sequence[str], token: str, timeout_s: float) -> _Answers:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def started(words: Sequence[str], said: IO[str]) -> Iterator[subprocess.Popen[str]]:
     """Runs the launcher for a block, then asks it to end its processes, and kills it."""
     process = subprocess.Popen(
-        command,
+        words,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=said,
@@ -193,7 +193,7 @@ def _ask_to_end(process: subprocess.Popen[str]) -> None:
             time.sleep(0.05)
 
 
-def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
+def lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
     """Yields the lines that the launcher prints, until it has ended or the time is over."""
     assert process.stdout is not None
     rest = b""
@@ -206,8 +206,8 @@ def _lines(process: subprocess.Popen[str], deadline: float) -> Iterator[str]:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_ENDING_S)
                 return
-            *lines, rest = (rest + data).split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines)
+            *whole, rest = (rest + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
 
 
 def _silent(answers: _Answers, launcher: Sequence[str], timeout_s: float) -> Iterator[Finding]:

@@ -1,0 +1,148 @@
+"""Four reference steps: BERT-large and T5-small as they are trained, LoRA, and decoding.
+
+The weights are random and nothing is downloaded. A simulated card, which is a CPU, gets models of a
+few thousand weights in their place, and the rows say so.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lightning_gaudi.tools.verify.parts.context import Context, Tell
+
+Step = Callable[[], object]
+
+
+def measure(context: Context, tell: Tell) -> None:
+    """Tells the seconds of each step, and how many samples or tokens it takes."""
+    if importlib.util.find_spec("transformers") is None:
+        tell({"note": "transformers is not installed: no reference steps"})
+        return
+    for name, make in _STEPS.items():
+        step, row = make(context.device, context.is_small)
+        seconds = context.seconds(step, at_least_s=0.1 if context.is_small else 2.0)
+        tell(
+            {"row": "steps", "step": name, "is_small": context.is_small, **row, "seconds": seconds}
+        )
+
+
+def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -> Step:
+    """Returns a step in bfloat16 by autocast: forward, backward, AdamW."""
+    model = model.to(device).train()
+    batch = {name: each.to(device) for name, each in batch.items()}
+    weights = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=1e-5)
+
+    def step() -> None:
+        with torch.autocast("hpu", torch.bfloat16):
+            loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _ids(batch_size: int, length: int, vocabulary: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(5, vocabulary, (batch_size, length), generator=generator)
+
+
+def _bert(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes: dict[str, Any] = (
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        | {"intermediate_size": 64, "vocab_size": 128}
+        if is_small
+        else {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+        | {"intermediate_size": 4096}
+    )
+    config = BertConfig(**sizes)
+    batch_size, length = (2, 16) if is_small else (16, 512)
+    ids = _ids(batch_size, length, config.vocab_size)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    batch["token_type_ids"] = torch.zeros_like(ids)
+    return _trained(BertForMaskedLM(config), batch, device), {"samples": batch_size}
+
+
+def _t5(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    config = T5Config(**(sizes | {"vocab_size": 128} if is_small else {}))
+    config.decoder_start_token_id = 0
+    batch_size, length = (2, 16) if is_small else (16, 512)
+    ids = _ids(batch_size, length, config.vocab_size)
+    batch = {"input_ids": ids, "labels": ids[:, : length // 4]}
+    return _trained(T5ForConditionalGeneration(config), batch, device), {"samples": batch_size}
+
+
+class _LowRank(torch.nn.Module):
+    """A linear layer whose weights stay, with a product of two small ones beside it."""
+
+    def __init__(self, layer: torch.nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.down = torch.nn.Linear(layer.in_features, rank, bias=False)
+        self.up = torch.nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x) + self.up(self.down(x))
+        return found
+
+
+def _llama(is_small: bool) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = (
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+        | {"intermediate_size": 64, "vocab_size": 128, "num_key_value_heads": 4}
+        if is_small
+        else {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32}
+        | {"intermediate_size": 8192, "vocab_size": 32000, "num_key_value_heads": 8}
+    )
+    return LlamaForCausalLM(LlamaConfig(**sizes))
+
+
+def _lora(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+    model = _llama(is_small).to(torch.bfloat16).requires_grad_(False)
+    for block in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            layer = getattr(block.self_attn, name)
+            setattr(block.self_attn, name, _LowRank(layer, 8).to(torch.bfloat16))
+    batch_size, length = (2, 16) if is_small else (8, 512)
+    ids = _ids(batch_size, length, model.config.vocab_size)
+    return _trained(model, {"input_ids": ids, "labels": ids}, device), {"samples": batch_size}
+
+
+def _decoding(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+    """A token of each of a few sequences, beside keys and values that are already there."""
+    from transformers import StaticCache
+
+    model = _llama(is_small).to(device, torch.bfloat16).eval()
+    batch_size, length = (2, 16) if is_small else (8, 512)
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    ids = _ids(batch_size, 1, model.config.vocab_size).to(device)
+    numbers = itertools.count()
+
+    def step() -> None:
+        if next(numbers) % length == 0:
+            cache.reset()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+    return step, {"tokens": batch_size}
+
+
+_STEPS: dict[str, Callable[[torch.device, bool], tuple[Step, dict[str, int]]]] = {
+    "BERT-large": _bert,
+    "T5-small": _t5,
+    "LoRA": _lora,
+    "decoding": _decoding,
+}

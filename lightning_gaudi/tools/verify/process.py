@@ -1,0 +1,209 @@
+"""Start the processes that import torch, have them run parts, and end what hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from lightning_gaudi._core.processes import end_group
+from lightning_gaudi.simulator.settings import (
+    EXEMPT,
+    RULES,
+    SERVER,
+    SIMULATE,
+    path_with_stand_in,
+    server_name,
+)
+
+_START_S = 300
+"""How long the import of torch, and at first of the simulated device, may take."""
+_ENDING_S = 10
+
+
+@dataclass
+class Outcome:
+    """How the processes of a part ended."""
+
+    statuses: Sequence[int] = ()
+    """Their exit statuses; negative where a signal ended one."""
+    has_hung: bool = False
+    """Whether they were ended because nothing was heard of them for too long."""
+    said: str = ""
+    """What one of them raised."""
+
+    @property
+    def problem(self) -> str:
+        """What went wrong, in a few words; empty if nothing did."""
+        if self.has_hung:
+            return "hung, and was ended"
+        killed = next((status for status in self.statuses if status < 0), 0)
+        if killed:
+            with contextlib.suppress(ValueError):
+                return f"crashed ({signal.Signals(-killed).name})"
+            return f"crashed (signal {-killed})"
+        if any(self.statuses):
+            lines = [line for line in self.said.strip().splitlines() if line.strip()]
+            return f"failed: {lines[-1]}" if lines else f"ended with status {self.statuses}"
+        return ""
+
+
+@dataclass
+class Worker:
+    """A process that runs parts in one mode; it is started when it is first needed.
+
+    Args:
+        mode: "eager" or "lazy".
+        module: What is run; it has the parts.
+    """
+
+    mode: str
+    module: str = "lightning_gaudi.tools.verify.worker"
+    _process: subprocess.Popen[str] | None = None
+    _errors: IO[str] | None = None
+    _output: int = -1
+    _rest: bytes = b""
+    outcome: Outcome = field(default_factory=Outcome)
+    """How the last part ended."""
+
+    def run(
+        self, part: str, options: Mapping[str, Any], *, num_ranks: int = 1, limit_s: float
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what the processes of a part tell; `outcome` says afterwards how they ended.
+
+        Args:
+            part: Its name in `parts.PARTS`.
+            options: What it is called with.
+            num_ranks: Processes.
+            limit_s: For how long nothing may be heard of them.
+        """
+        self.outcome = Outcome()
+        self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        wanted = {"part": part, "options": dict(options), "num_ranks": num_ranks}
+        self._process.stdin.write(json.dumps(wanted) + "\n")
+        self._process.stdin.flush()
+        pids: list[int] = []
+        deadline = time.monotonic() + limit_s
+        while (message := self._next(deadline)) is not None or not self.outcome.has_hung:
+            if message is None:
+                self._end_hung(pids)
+                deadline = time.monotonic() + _ENDING_S
+                continue
+            if message["is"] == "begun":
+                pids = message["pids"]
+            elif message["is"] == "failed":
+                self.outcome.said = self.outcome.said or message["said"]
+                _kill([pid for pid in pids if num_ranks > 1])  # the others wait for it
+            elif message["is"] == "told":
+                deadline = time.monotonic() + limit_s
+                yield message
+            elif message["is"] == "ended":
+                self.outcome.statuses = message["statuses"]
+                return
+        self.close()  # it does not even reap them: the driver keeps them in the kernel
+
+    def _end_hung(self, pids: Sequence[int]) -> None:
+        self.outcome.has_hung = True
+        _kill(pids)
+
+    def _start(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        read, write = os.pipe()
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (until `close`)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", self.module, str(write)],
+            env=environment(self.mode),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            text=True,
+            pass_fds=[write],
+            start_new_session=True,
+        )
+        os.close(write)
+        self._output, self._rest = read, b""
+        message = self._next(time.monotonic() + _START_S)
+        if message is None:
+            assert self._errors is not None
+            self._errors.seek(0)
+            said = self._errors.read()
+            self.close()
+            last = said.strip().splitlines()[-1] if said.strip() else "it said nothing"
+            raise WorkerError(f"the process that imports torch does not start: {last}")
+
+    def _next(self, deadline: float) -> dict[str, Any] | None:
+        """Returns the next message; None where none comes in time, or no more can come."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._output, selectors.EVENT_READ)
+            while b"\n" not in self._rest:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    return None
+                data = os.read(self._output, 2**16)
+                if not data:
+                    return None
+                self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        try:
+            found = json.loads(line)
+        except ValueError:  # a process was killed within a line
+            return {"is": "nothing"}
+        return found if isinstance(found, dict) and "is" in found else {"is": "nothing"}
+
+    def close(self) -> None:
+        """Ends the process and all that it has forked."""
+        if self._process is None:
+            return
+        end_group(self._process.pid, 0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_ENDING_S)
+        for stream in (self._process.stdin, self._errors):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        os.close(self._output)
+        self._process = None
+
+
+class WorkerError(RuntimeError):
+    """A process that imports torch does not start; the message is the last that it said."""
+
+
+def environment(mode: str) -> dict[str, str]:
+    """Returns the environment of a process of a mode, without what a launcher has left.
+
+    torch loads no backend by itself there: a process that has loaded the vendor's library is not
+    to be forked, so that each of those that are forked loads it.
+    """
+    env = {key: value for key, value in os.environ.items() if key not in _OF_RANKS}
+    env |= {"PT_HPU_LAZY_MODE": "1" if mode == "lazy" else "0", "OMP_NUM_THREADS": "1"}
+    if os.environ.get(SIMULATE):
+        env |= {RULES: "warn", EXEMPT: "", "PYTHONPATH": path_with_stand_in()}
+        env[SERVER] = server_name()  # all processes are of one server, and share its cards
+    else:
+        env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return env
+
+
+_OF_RANKS = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT", "HLS_MODULE_ID", "TORCHELASTIC_RUN_ID"),
+}
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
