@@ -33,7 +33,8 @@ def headline(audit: Audit) -> str:
     if not audit.num_steps:
         steps = "no step of an optimizer, so all of it is judged"
     mode = "lazy" if record.is_lazy else "eager"
-    return f"{steps}; {ranks} on simulated {record.card}, release {record.release}, {mode} mode"
+    on = f"{ranks} on simulated {record.card}, release {record.release}, {mode} mode"
+    return f"{steps}; {on}" + (f", as {record.measured} says" if record.measured else "")
 
 
 def source_line(finding: Finding) -> str:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._patches import register
+from lightning_gaudi.measured_card import VARIABLE
 from lightning_gaudi.simulator import observer
 from lightning_gaudi.simulator.settings import SERVER, read_card, read_release
 from lightning_gaudi.untrusted import read_integer
@@ -107,6 +108,7 @@ class _Audit:
             is_lazy=vendor.is_lazy(),
             card=read_card().title,
             release=read_release().version,
+            measured=os.environ.get(VARIABLE, ""),
             trainer=self._trainer,
             is_ended=is_ended,
             steps=recorder.steps,

@@ -147,6 +147,8 @@ class Record:
     is_lazy: bool = False
     card: str = ""
     release: str = ""
+    measured: str = ""
+    """The file of measurements that the card follows; empty where it follows the tables."""
     trainer: str = ""
     """The package whose loop trains, "lightning" or "transformers"; "" for the user's own."""
     is_ended: bool = False

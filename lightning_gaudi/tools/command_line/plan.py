@@ -132,8 +132,10 @@ def _tell_progress(text: str) -> None:
 
 
 def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    from lightning_gaudi.measured_card import from_environment
+    from lightning_gaudi.simulator import measured
     from lightning_gaudi.tools.plan import faster, picture, plan, report
-    from lightning_gaudi.tools.plan.cards import find_cards, with_kept
+    from lightning_gaudi.tools.plan.cards import as_measured, find_cards, with_kept
     from lightning_gaudi.tools.plan.published_text import published_dict
     from lightning_gaudi.tools.plan.request import Request
     from lightning_gaudi.tools.plan.step_times import as_public_runs_dict
@@ -150,7 +152,10 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
     try:
-        cards = with_kept(find_cards(options.cards), options.keep_free)
+        of_card = from_environment()
+        if of_card is not None:
+            measured.check(of_card)
+        cards = with_kept(as_measured(find_cards(options.cards), of_card), options.keep_free)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if (status := prepare("`lightning-gaudi plan`")) is not None:
@@ -183,11 +188,13 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(shown(faster.text(cards, tried)), flush=True)
     if options.json:
         found += tried[1:]
+        of_file = next((card.measured for card in cards if card.measured), None)
         each_found = [
             {
                 **each.as_dict(),
                 "published": published_dict(each),
                 "as_public_runs": as_public_runs_dict(each),
+                "measured": of_file,
             }
             for each in found
         ]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lightning_gaudi.hardware import GAUDIS, Gaudi
+from lightning_gaudi.measured_card import MeasuredCard
+from lightning_gaudi.simulator.settings import MAX_CARDS
 
 _GIB = 2**30
 KEPT_SHARE = 0.1
@@ -37,6 +39,8 @@ class Card:
     """What a card sends to the others of its server and gets from them, in bytes a second."""
     has_fused_attention: bool = True
     """Whether attention is one kernel there; where it is not, its scores are in memory."""
+    measured: str = ""
+    """The file of measurements that memory and speeds are from, as far as it has them."""
     kept_bytes: int = 0
     """What a plan leaves free for what nothing here can count: the workspace of graphs."""
 
@@ -55,6 +59,7 @@ def _of_gaudi(gaudi: Gaudi) -> Card:
         gaudi.peaks["bfloat16"],
         gaudi.link_bandwidth,
         gaudi.has_fused_attention,
+        "",
         int(KEPT_SHARE * gaudi.memory_bytes),
     )
 
@@ -72,6 +77,31 @@ CARDS = {
 Source: `lightning_gaudi.hardware`; NVIDIA, "A100 Tensor Core GPU" and "H100 Tensor Core GPU" data
 sheets (SXM), and what torch reports of their memory.
 """
+
+
+def as_measured(cards: Sequence[Card], measured: MeasuredCard | None) -> list[Card]:
+    """Gives the cards with what was measured of one of them: its memory, and on a Gaudi its speeds.
+
+    Args:
+        cards: The cards.
+        measured: What `lightning-gaudi verify` has found; None for nothing.
+    """
+    if measured is None:
+        return [*cards]
+    return [_measured(each, measured) if each.key == measured.card else each for each in cards]
+
+
+def _measured(card: Card, measured: MeasuredCard) -> Card:
+    memory = measured.memory.limit_bytes if measured.memory else card.memory_bytes
+    return replace(
+        card,
+        memory_bytes=memory,
+        kept_bytes=int(KEPT_SHARE * memory),
+        bandwidth=measured.bandwidth() or card.bandwidth,
+        bf16_flops=measured.flops("bfloat16") or card.bf16_flops,
+        link_bandwidth=measured.link_bandwidth(MAX_CARDS) or card.link_bandwidth,
+        measured=str(measured.path),
+    )
 
 
 def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:

@@ -17,6 +17,7 @@ from typing import Any
 from lightning_gaudi._core.processes import end_group
 from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.published import PublishedRun
+from lightning_gaudi.simulator.measured import variable_for
 from lightning_gaudi.simulator.settings import (
     CARD,
     DRY,
@@ -24,6 +25,7 @@ from lightning_gaudi.simulator.settings import (
     RULES,
     SIMULATE,
     path_with_stand_in,
+    read_release,
 )
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.request import MAX_FORKS, Counted, Rehearsed, Request, read_results
@@ -369,6 +371,7 @@ def _environment(request: Mapping[str, str], cards: Sequence[Card]) -> dict[str,
         DRY: "1",
         RULES: "off",
         CARD: key,
+        **variable_for(key, read_release().software),
         "LIGHTNING_GAUDI_RELIABILITY": "off",
         "PYTHONPATH": path_with_stand_in(),
     }

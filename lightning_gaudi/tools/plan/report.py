@@ -48,6 +48,7 @@ def text(
     for card in cards:
         if card.key in planned.largest:
             lines.append(_verdict(card, found, counted, planned.largest[card.key]))
+    lines += _measured(cards, planned)
     lines += _kept(cards, planned)
     lines += _guessed(found)
     if not planned.is_searched:
@@ -121,6 +122,15 @@ def _whole_run(
         return line
     costs = [end / 3600 * num_cards * price for end in ends]
     return f"{line}, which cost {costs[0]:,.2f} to {costs[1]:,.2f}"
+
+
+def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
+    """Returns of which cards memory and speeds were measured, and do not come from the tables."""
+    return [
+        f"  {card.title}: memory and speeds as {card.measured} says, as far as it has them."
+        for card in cards
+        if card.measured and card.key in planned.largest
+    ]
 
 
 def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
