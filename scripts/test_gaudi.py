@@ -3,8 +3,9 @@
     python3 scripts/test_gaudi.py
 
 It uses the Python that runs it, with the vendor's torch that is installed there, and installs
-nothing. The tests run in eager mode, then in lazy mode where the installed torch has it. Everything
-they say goes into one text file as well, with the versions of what is installed.
+nothing. It begins with `lightning-gaudi verify --quick`, whose measurements go into `card.json`
+beside the report. The tests run in eager mode, then in lazy mode where the installed torch has it.
+Everything they say goes into one text file as well, with the versions of what is installed.
 
 The status is 0 if every test passed, 1 if one failed, 2 if they could not run at all.
 """
@@ -60,6 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--simulator", action="store_true", help="the same tests on simulated cards"
     )
+    parser.add_argument("--skip-verify", action="store_true", help="only the tests")
     options, pytest_args = parser.parse_known_args()
     env = _environment(is_simulated=options.simulator)
     if reason := _why_not(env, is_simulated=options.simulator):
@@ -69,6 +71,8 @@ def main() -> int:
     with options.report.open("w") as report:
         say = _sayer(report)
         _describe(env, say)
+        if not options.skip_verify:
+            _verify(options.report.with_name("card.json"), env, say)
         modes = _modes(options.mode, say, is_simulated=options.simulator)
         results = {mode: _run_tests(mode, env, pytest_args, say) for mode in modes}
         for mode, status in results.items():
@@ -113,14 +117,14 @@ def _why_not(env: dict[str, str], *, is_simulated: bool) -> str | None:
     )
 
 
-def _output(command: list[str], env: dict[str, str]) -> str:
+def _output(command: list[str], env: dict[str, str], timeout_s: float = 300) -> str:
     """Returns what a command prints, errors included; the reason if it cannot be run."""
     try:
         result = subprocess.run(
             command,
             env=env,
             cwd=_REPOSITORY,
-            timeout=300,
+            timeout=timeout_s,
             text=True,
             check=False,
             stdout=subprocess.PIPE,
@@ -158,6 +162,13 @@ def _describe(env: dict[str, str], say: _Say) -> None:
         say(f"commit {_output(['git', 'rev-parse', 'HEAD'], env)}")
     # It ends with the settings, without secrets.
     say(_output([sys.executable, "-m", "lightning_gaudi.tools.command_line", "doctor"], env))
+
+
+def _verify(path: Path, env: dict[str, str], say: _Say) -> None:
+    """Compares the card with the tables; what differs there fails no test."""
+    say("--- lightning-gaudi verify --quick")
+    command = [sys.executable, "-m", "lightning_gaudi.tools.command_line", "verify", "--quick"]
+    say(_output([*command, "--output", str(path)], env, timeout_s=1800))
 
 
 def _modes(asked: str, say: _Say, *, is_simulated: bool) -> list[str]:

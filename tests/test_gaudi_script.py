@@ -43,8 +43,11 @@ def test_a_server_without_a_card_is_refused(tmp_path: Path) -> None:
     assert "no Gaudi here: habana_frameworks.torch is installed, but its driver" in result.stderr
 
 
-def _run_simulated(report: Path, *args: str, release: str | None = None) -> str:
+def _run_simulated(
+    report: Path, *args: str, release: str | None = None, verify: bool = False
+) -> str:
     command = [sys.executable, SCRIPT, "--simulator", "--report", str(report), *args]
+    command += [] if verify else ["--skip-verify"]
     env = {
         "HABANA_LOGS": "/tmp/logs",
         "HABANA_API_TOKEN": "very-private",
@@ -99,7 +102,10 @@ def test_one_test_alone_runs_in_both_modes(tmp_path: Path) -> None:
     report = _run_simulated(
         tmp_path / "report.txt",
         *(NO_SEVERAL, "-k", "test_there_is_a_card"),
+        verify=True,
     )
+    assert "nothing is otherwise than the tables say" in report
+    assert (tmp_path / "card.json").is_file()
     assert "eager mode: passed" in report
     assert "lazy mode: passed" in report
     assert report.count("1 passed") == 2
