@@ -1,0 +1,80 @@
+"""A part that crashes, hangs or raises costs nothing but itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lightning_gaudi.simulator.settings import SERVER, SIMULATE
+from lightning_gaudi.tools.verify import run
+from lightning_gaudi.tools.verify.process import Worker
+from tests.helpers.process import run as run_program
+
+pytestmark = pytest.mark.slow
+COMMAND = [sys.executable, "-m", "lightning_gaudi.tools.command_line", "verify"]
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIMULATE, "2")
+    monkeypatch.setenv(SERVER, f"verify-{uuid.uuid4()}")
+    with closing(Worker("eager", module="tests.tools.verify.parts_that_fail")) as worker:
+        problems = {}
+        for part in ("crash", "hang", "fail"):
+            rows = list(worker.run(part, {}, limit_s=5 if part == "hang" else 120))
+            problems[part] = len(rows), worker.outcome.problem
+        [present] = worker.run("presence", {}, limit_s=120)
+        rows = list(worker.run("fail", {}, num_ranks=2, limit_s=120))
+        assert "RuntimeError: rank" in worker.outcome.problem
+    assert present["device_name"] == "GAUDI2"
+    assert problems == {
+        "crash": (1, "crashed (SIGSEGV)"),
+        "hang": (1, "hung, and was ended"),
+        "fail": (0, "failed: RuntimeError: rank 0 fails"),
+    }
+
+
+def test_a_machine_without_a_card_says_so() -> None:
+    result = run_program(COMMAND, env={SIMULATE: None}, check=False)
+    assert result.returncode == 2
+    assert "cannot verify: no Gaudi here: the vendor's package" in result.stderr
+    assert "lightning-gaudi simulate --cards 2 -- lightning-gaudi verify" in result.stderr
+
+
+def test_a_card_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIMULATE, "1")
+    monkeypatch.setenv(SERVER, f"verify-{uuid.uuid4()}")
+    source = "import torch, time; torch.empty(1, device='hpu'); print('held', flush=True)"
+    command = [sys.executable, "-c", f"{source}; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(run.VerifyError, match="cannot be taken; another program has it"):
+                run.verify(run.Options())
+        finally:
+            os.kill(holder.pid, signal.SIGKILL)
+
+
+def test_hccl_is_measured_on_what_a_launcher_starts(tmp_path: Path) -> None:
+    launcher = tmp_path / "launch"
+    launcher.write_text(
+        "#!/bin/sh\n"
+        "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=2\n"
+        'RANK=1 LOCAL_RANK=1 "$@" &\n'
+        'RANK=0 LOCAL_RANK=0 "$@"\n'
+        "wait\n"
+    )
+    launcher.chmod(0o755)
+    env = {SIMULATE: "2", SERVER: f"verify-{uuid.uuid4()}", "MASTER_ADDR": "127.0.0.1"}
+    output = tmp_path / "card.json"
+    command = [*COMMAND, "--quick", "--output", str(output), "--hosts", "--", str(launcher)]
+    result = run_program(command, env=env)
+    assert "2 cards: all_reduce" in result.stdout
+    assert '"collectives"' in output.read_text()
