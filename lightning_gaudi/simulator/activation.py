@@ -11,9 +11,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import importlib.metadata
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +38,7 @@ from lightning_gaudi.simulator.settings import (
 )
 
 _VENDOR = "habana_frameworks"
+_DISTRIBUTION = "habana-torch-plugin"
 _ANNOUNCED = "_LIGHTNING_GAUDI_SIMULATOR_ANNOUNCED"
 """Set for the children of a process that has announced the simulator."""
 
@@ -153,6 +156,7 @@ def _start(settings: Settings) -> None:
         measured.set_memory(device, of_card)
         device.before_first_use(lambda: measured.end_as_measured(of_card))
     device.set_server(server_name())
+    sys.meta_path.append(_Installed(settings.release.version))
     # torch has one accelerator a process. Where hiding the others was not enough, this says so now,
     # and not at the first tensor.
     accelerator: Any = torch.accelerator.current_accelerator()
@@ -166,6 +170,32 @@ def _start(settings: Settings) -> None:
     _import_stand_in()
     forks.watch(device)
     _keep_backward_on_its_thread(has_queue=hooks != "installed-late" or _has_queue(device))
+
+
+class _Installed(importlib.metadata.Distribution):
+    """The vendor's package as `importlib.metadata` knows it: libraries ask for its version.
+
+    bitsandbytes 0.50 does (backends/utils.py): until 1.22 the halves of a byte are the other way.
+    """
+
+    def __init__(self, version: str) -> None:
+        self._text = f"Metadata-Version: 2.1\nName: {_DISTRIBUTION}\nVersion: {version}\n"
+
+    def find_spec(self, *args: object) -> None:
+        """Finds no modules."""
+
+    def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
+        """Yields it to those who ask for it by name; it is not in a list of what is installed."""
+        if (context.name or "").replace("_", "-") == _DISTRIBUTION:
+            yield self
+
+    def read_text(self, filename: str) -> str | None:
+        """Returns the metadata, and no other file."""
+        return self._text if filename == "METADATA" else None
+
+    def locate_file(self, path: Any) -> Path:
+        """Returns where a file of it would be."""
+        return Path(STAND_IN, path)
 
 
 def _make_dry(device: ModuleType) -> None:

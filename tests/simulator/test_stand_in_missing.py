@@ -10,6 +10,8 @@ import habana_frameworks
 import pytest
 import torch
 
+from lightning_gaudi.simulator import vendor_names
+
 PREFIX = "habana_frameworks.torch"
 README = "lightning_gaudi/simulator/README.md"
 
@@ -91,7 +93,8 @@ OPERATORS = (
     "rotary_pos_embedding_backward ctc_loss_custom ctc_loss_custom_backward custom_softmax "
     "ragged_softmax scaled_masked_softmax scaled_triangular_softmax "
     "scaled_triangular_softmax_retain cast_to_fp8 cast_to_fp8_v2 cast_to_fp8_hybrid "
-    "cast_from_fp8 fp8_gemm fp8_gemm_v2 fp8_sdpa_fwd fp8_sdpa_recomp_fwd fp8_sdpa_bwd"
+    "cast_from_fp8 fp8_gemm fp8_gemm_v2 fp8_sdpa_fwd fp8_sdpa_recomp_fwd fp8_sdpa_bwd "
+    "dequantize_nf4 convert_from_int4 convert_from_uint4"
 )
 
 
@@ -131,6 +134,13 @@ def test_a_name_that_needs_a_card_is_there_and_refuses_with_the_reason(module, n
 @pytest.mark.parametrize("name", OPERATORS.split())
 def test_the_custom_operator_exists(name):
     assert getattr(torch.ops.hpu, name).default._schema.name == f"hpu::{name}"
+
+
+@pytest.mark.parametrize("name", vendor_names.operators())
+def test_operators_that_libraries_call_are_there_or_said_to_lack(name):
+    listed = vendor_names.operators()[name]
+    assert hasattr(torch.ops.hpu, name) is (listed.lacks is None)
+    assert set(listed.callers) <= set(vendor_names.CALLERS)
 
 
 OPTIONS = "habana_frameworks.torch.dynamo.compile_backend.config"

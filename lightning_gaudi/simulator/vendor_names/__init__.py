@@ -1,8 +1,9 @@
 """Lists the public names of the vendor's Python package, with their arguments and releases.
 
 `names.json` has them by module, `flags.json` the switches that the vendor reads from the
-environment. Both hold facts about the vendor alone: what the stand-in makes of a name is found by
-importing it, and `docs/reference/vendor-names.md` is made of both.
+environment, `operators.json` the operators that libraries call. They hold facts about the vendor
+alone: what the stand-in makes of a name is found by importing it, and
+`docs/reference/vendor-names.md` is made of all three.
 
 Source: Intel Gaudi PyTorch bridge (https://github.com/HabanaAI/gaudi-pytorch-bridge), below
 `python_packages/habana_frameworks`, and `scripts/env_flags.yaml`. `read` says where the newest text
@@ -96,6 +97,25 @@ class Flag:
         return self.settable is not None and _is_between(release, self.settable, None)
 
 
+@dataclass(frozen=True)
+class Operator:
+    """An operator `torch.ops.hpu.*` that a library calls."""
+
+    name: str
+    callers: tuple[str, ...]
+    """The libraries, by their names in `CALLERS`."""
+    lacks: str | None
+    """Why the simulated HPU lacks it, or None: it works."""
+
+
+CALLERS = {
+    "bitsandbytes": "bitsandbytes 0.50",
+    "neural_compressor": "neural_compressor 3.10",
+}
+"""The libraries whose operators are listed, and the versions that were searched. transformers 5.23,
+accelerate 1.15, peft 0.21, trl 1.16 and LitGPT 0.5.13 call none."""
+
+
 @functools.cache
 def modules() -> dict[str, Module]:
     """Returns all modules by address below `habana_frameworks`."""
@@ -124,6 +144,15 @@ def flags() -> dict[str, Flag]:
             entry.get("until"),
         )
         for name, entry in _read("flags.json").items()
+    }
+
+
+@functools.cache
+def operators() -> dict[str, Operator]:
+    """Returns all operators that libraries call, by name below `torch.ops.hpu`."""
+    return {
+        name: Operator(name, tuple(entry["callers"]), entry.get("lacks"))
+        for name, entry in _read("operators.json").items()
     }
 
 

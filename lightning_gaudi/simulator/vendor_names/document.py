@@ -64,7 +64,23 @@ def markdown(found: dict[str, list[Found]]) -> str:
         num_works=sum(f.refusal is None for f in latest),
     )
     sections = [_section(module, by_name) for module in vendor_names.modules().values()]
-    return head + "".join(sections)
+    return head + _operators() + "".join(sections)
+
+
+def _operators() -> str:
+    searched = ", ".join(vendor_names.CALLERS.values())
+    rows = [
+        f"| `{each.name}` | {', '.join(each.callers)} | {each.lacks or 'works'} |"
+        for each in vendor_names.operators().values()
+    ]
+    head = (
+        "\n## Operators that libraries call\n\n"
+        f"Of `torch.ops.hpu`, by {searched}. transformers 5.23,\n"
+        "accelerate 1.15, peft 0.21, trl 1.16 and LitGPT 0.5.13 call none.\n"
+        "[What the simulator has](../../lightning_gaudi/simulator/README.md) names the others.\n\n"
+        "| Operator | Called by | Here |\n|---|---|---|\n"
+    )
+    return head + "\n".join(rows) + "\n"
 
 
 def _section(module: vendor_names.Module, by_name: dict[tuple[str, str], Found]) -> str:

@@ -282,6 +282,15 @@ def _fused_bfloat16(device: torch.device) -> object:
     )
 
 
+def _whole_weights(device: torch.device) -> object:
+    return uniform(2, 4, device=device).bfloat16() @ positive(4, 2, device=device).bfloat16()
+
+
+def _nf4_in_bfloat16(device: torch.device) -> object:
+    packed, scales = on(device, [7, 120]).byte(), torch.ones(1, device=device).bfloat16()
+    return torch.ops.hpu.dequantize_nf4(packed, scales, 64, (4,), torch.bfloat16)
+
+
 def _safe_worker(device: torch.device) -> object:
     torch.ones(1, device=device)
     data = torch.utils.data.TensorDataset(torch.arange(4))
@@ -490,6 +499,8 @@ OF_OPERATORS: dict[str, tuple[Remedy, ...]] = {
     "uint8-mask-as-indices": (_uint8_write,),
     "fused-attention-refused-on-gaudi1": (_attend(torch.float32),),
     "fused-attention-in-float16": (_fused_bfloat16, _attend(torch.float16)),
+    "nf4-refused-on-gaudi1": (_whole_weights,),
+    "nf4-in-float16": (_nf4_in_bfloat16,),
     "fork-beside-card": (_safe_worker,),
     "svd-on-cpu": (_on_cpu(linalg.svd, _uniform(3, 3)),),
     "eigh-on-cpu": (_on_cpu(linalg.eigh, _symmetric),),
@@ -760,7 +771,7 @@ STILL: dict[str, str] = {
 }
 """By a rule about an operator's arguments the rule about the operator itself, which stays."""
 
-RANDOM = frozenset({"gamma-samples-on-cpu", "fused-attention-in-float16"})
+RANDOM = frozenset({"gamma-samples-on-cpu", "fused-attention-in-float16", "nf4-in-float16"})
 """Whose remedies give other numbers on the CPU, or are of the card's alone."""
 
 ELSEWHERE = frozenset(

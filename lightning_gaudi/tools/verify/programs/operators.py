@@ -183,9 +183,19 @@ def _fused_attention(dtype: torch.dtype) -> Program:
     return attend
 
 
+def _nf4(dtype: torch.dtype) -> Program:
+    def dequantize(device: torch.device) -> object:
+        packed, scales = on(device, [7, 120]).byte(), torch.ones(1, dtype=dtype, device=device)
+        return torch.ops.hpu.dequantize_nf4(packed, scales, 64, (4,), dtype)
+
+    return dequantize
+
+
 KERNELS: dict[str, Program] = {
     "fused-attention-refused-on-gaudi1": _fused_attention(torch.float32),
     "fused-attention-in-float16": _fused_attention(torch.float16),
+    "nf4-refused-on-gaudi1": _nf4(torch.float32),
+    "nf4-in-float16": _nf4(torch.float16),
 }
 
 PROCESSES: dict[str, Program] = {"fork-beside-card": _fork}

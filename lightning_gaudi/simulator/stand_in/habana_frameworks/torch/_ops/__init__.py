@@ -1,7 +1,7 @@
 """The custom operators `torch.ops.hpu.*`, computed by torch operators on the device.
 
-Schemas are the vendor's (release 1.19); `optimizer_adamw` has another one in lazy mode, and
-`sdpa_recomp_fwd` and `fp8_sdpa_recomp_fwd` take the two arguments of 1.24.
+Schemas are the vendor's (release 1.19; `nf4` is of later ones). `optimizer_adamw` has another one
+in lazy mode; `sdpa_recomp_fwd` and `fp8_sdpa_recomp_fwd` take the two arguments of 1.24.
 """
 
 from . import (
@@ -10,8 +10,10 @@ from . import (
     fp8_attention,
     fp8_gemm,
     gradient_descent,
+    int4,
     losses,
     moving_average,
+    nf4,
     normalization,
     optimizers,
     rotary,
@@ -24,8 +26,10 @@ __all__ = [
     "fp8_attention",
     "fp8_gemm",
     "gradient_descent",
+    "int4",
     "losses",
     "moving_average",
+    "nf4",
     "normalization",
     "optimizers",
     "rotary",
