@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .accelerator import HPUAccelerator as HPUAccelerator
     from .checkpoint import HPUCheckpointIO as HPUCheckpointIO
     from .precision import (
+        HPUBitsandbytesPrecision as HPUBitsandbytesPrecision,
         HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
         HPUDeepSpeedPrecisionPlugin as HPUDeepSpeedPrecisionPlugin,
         HPUFSDPPrecision as HPUFSDPPrecision,
@@ -49,6 +50,7 @@ _find, __dir__, _names = mirror.lazy_names(
     {
         "__version__": "lightning_gaudi._version",
         "HPUAccelerator": ".accelerator",
+        "HPUBitsandbytesPrecision": ".precision",
         "HPUCheckpointIO": ".checkpoint",
         "HPUDeepSpeedPrecision": ".precision",
         "HPUDeepSpeedPrecisionPlugin": ".precision",

@@ -108,6 +108,26 @@ def patch_precision_names(module: Any, family: Family) -> None:
     replace(patch, module, "_PRECISION_INPUT", Union[every])  # noqa: UP007 (made here)
 
 
+def patch_four_bit_dtype(module: ModuleType, family: Family) -> None:
+    """Lets `BitsandbytesPrecision` compute in bfloat16 by default where there is an HPU.
+
+    It is made before a connector knows the accelerator.
+    """
+
+    @wrap("four-bit-dtype", module.BitsandbytesPrecision, "__init__")
+    def init(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        asked = inspect.signature(original).bind(*args, **kwargs)
+        is_open = asked.arguments.get("dtype") is None
+        if is_open and not asked.arguments["mode"].startswith("int8"):
+            import torch
+
+            from lightning_gaudi._core import vendor
+
+            if vendor.is_available() and not torch.cuda.is_available():
+                asked.arguments["dtype"] = torch.bfloat16
+        original(*asked.args, **asked.kwargs)
+
+
 class _Hooks:
     """The wrappers of a connector's methods, which get the method and its arguments."""
 
@@ -251,7 +271,7 @@ class _Hooks:
             return self._selection.make_precision(name, connector.strategy)
         plugin = self._selection.convert_precision(plugin, connector.strategy)
         setattr(connector, spec.precision_plugin, plugin)
-        return original(connector)
+        return plugin  # Lightning knows `BitsandbytesPrecision` for CUDA alone
 
 
 class LazyEntry(dict[str, Any]):

@@ -241,6 +241,19 @@ REGISTER = (
         apply="fabric_run:patch_cli",
     ),
     Patch(
+        name="four-bit-dtype",
+        library="lightning",
+        checked=LIGHTNING,
+        targets=("{fabric}.plugins.precision.bitsandbytes:BitsandbytesPrecision.__init__",),
+        why=(
+            "Its default is bfloat16 where CUDA computes in it, and float16 elsewhere, which no "
+            "HPU makes of NF4."
+        ),
+        without="BitsandbytesPrecision('nf4') is refused unless dtype=torch.bfloat16 is passed",
+        trigger="{fabric}.plugins.precision.bitsandbytes",
+        apply="connector:patch_four_bit_dtype",
+    ),
+    Patch(
         name="checkpoint-loading",
         library="lightning",
         checked=LIGHTNING,

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ..checkpoint import HPUCheckpointIO as HPUCheckpointIO
     from .accelerator import HPUAccelerator as HPUAccelerator
     from .precision import (
+        HPUBitsandbytesPrecision as HPUBitsandbytesPrecision,
         HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
         HPUFSDPPrecision as HPUFSDPPrecision,
         HPUPrecision as HPUPrecision,
@@ -25,6 +26,7 @@ else:
         __name__,
         {
             "HPUAccelerator": ".accelerator",
+            "HPUBitsandbytesPrecision": ".precision",
             "HPUCheckpointIO": "..checkpoint",
             "HPUDDPStrategy": ".strategies",
             "HPUDeepSpeedPrecision": ".precision",

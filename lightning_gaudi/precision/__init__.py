@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
+    from .bitsandbytes import HPUBitsandbytesPrecision as HPUBitsandbytesPrecision
     from .deepspeed import (
         HPUDeepSpeedPrecision as HPUDeepSpeedPrecision,
         HPUDeepSpeedPrecisionPlugin as HPUDeepSpeedPrecisionPlugin,
@@ -20,6 +21,7 @@ else:
     __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
+            "HPUBitsandbytesPrecision": ".bitsandbytes",
             "HPUDeepSpeedFP8Precision": ".fp8",
             "HPUDeepSpeedPrecision": ".deepspeed",
             "HPUDeepSpeedPrecisionPlugin": ".deepspeed",

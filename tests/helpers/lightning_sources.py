@@ -15,6 +15,8 @@ KNOWN: dict[str, list[str]] = {
     ],
     "fabric.plugins.io.torch_io.TorchCheckpointIO.remove_checkpoint": ["4b283a09da59"],
     "fabric.plugins.io.torch_io.TorchCheckpointIO.save_checkpoint": ["e536edad1642"],
+    "fabric.plugins.precision.bitsandbytes.BitsandbytesPrecision.__init__": ["e4fe46f7eae9"],
+    "fabric.plugins.precision.bitsandbytes.BitsandbytesPrecision.convert_module": ["a77683383d7a"],
     "fabric.plugins.precision.amp.MixedPrecision.__init__": ["4fae36e68391"],
     "fabric.plugins.precision.amp.MixedPrecision.backward": ["912ed8d9a753"],
     "fabric.plugins.precision.amp.MixedPrecision.convert_input": ["328336c4eb29"],

@@ -94,6 +94,7 @@ def test_every_function_that_is_wrapped_has_its_hash() -> None:
         "{trainer}.callbacks.throughput_monitor:get_available_flops",
         "{trainer}.callbacks.throughput_monitor:_plugin_to_compute_dtype",
         "{fabric}.plugins.io.torch_io:pl_load",
+        "{fabric}.plugins.precision.bitsandbytes:BitsandbytesPrecision.__init__",
         "{trainer}.cli:LightningArgumentParser.parse_args",
         "{trainer}.cli:LightningArgumentParser.error",
         "{trainer}.core.saving:pl_load",
@@ -219,6 +220,12 @@ OWN = {
     "checkpoint/stored_shards.py": {"error.args", "error.filename"},
     # The state of an object that this pickle has made.
     "checkpoint/unpickler.py": {"setattr(target, name, value)"},
+    # A class that is made there, and a bias, as its layer casts it later.
+    "fabric/precision/bitsandbytes.py": {
+        "Quantized.__name__",
+        "Quantized.__qualname__",
+        "layer.bias.data",
+    },
     "distributed/process_group.py": {"meeting.address", "meeting.listener"},
     "reliability/heartbeat_store.py": {"board.limits"},
     "reliability/links.py": {"channel.host"},
@@ -250,7 +257,13 @@ OWN = {
     },
     "callbacks/settings.py": {"setattr(strategy, self.attribute, value)"},
     "tools/plan/host.py": {"full.of_rank"},
-    "tools/plan/model_changes.py": {"model.generation_config"},
+    # Of a model that a rehearsal has made of its configuration.
+    "tools/plan/model_changes.py": {
+        "layer.quant_state",
+        "layer.weight",
+        "model.generation_config",
+        "second.dtype",
+    },
     "_core/memory/owners.py": {
         "found.buckets",
         "found.gathered",

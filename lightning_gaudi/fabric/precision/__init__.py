@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lightning_gaudi._core import mirror
 
 if TYPE_CHECKING:
+    from .bitsandbytes import HPUBitsandbytesPrecision as HPUBitsandbytesPrecision
     from .deepspeed import HPUDeepSpeedPrecision as HPUDeepSpeedPrecision
     from .fp8 import (
         HPUDeepSpeedFP8Precision as HPUDeepSpeedFP8Precision,
@@ -17,6 +18,7 @@ else:
     __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {
+            "HPUBitsandbytesPrecision": ".bitsandbytes",
             "HPUDeepSpeedFP8Precision": ".fp8",
             "HPUDeepSpeedPrecision": ".deepspeed",
             "HPUFP8Precision": ".fp8",

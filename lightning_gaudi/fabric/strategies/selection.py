@@ -24,6 +24,7 @@ from ..precision.plugin import PORTABLE, check_precision_plugin, unsupported
 _BEGINNINGS = ("auto", "hpu_", "ddp", "deepspeed", "fsdp")
 
 PRECISIONS = {
+    "BitsandbytesPrecision": "bitsandbytes.HPUBitsandbytesPrecision",
     "DeepSpeedPrecision": "deepspeed.HPUDeepSpeedPrecision",
     "FSDPPrecision": "fsdp.HPUFSDPPrecision",
     "HalfPrecision": "plugin.HPUPrecision",
@@ -161,7 +162,8 @@ class StrategySelection(NamedTuple):
             The plugin.
 
         Raises:
-            MisconfigurationException: It does not do what it says on an HPU.
+            MisconfigurationException: It does not do what it says on an HPU, or not with this
+                strategy.
         """
         if getattr(plugin, "computes_in_fp8", False):
             return plugin.for_strategy(self._fp8_kind(strategy), strategy.has_whole_weights)
@@ -170,10 +172,21 @@ class StrategySelection(NamedTuple):
                 if base.__name__ in PORTABLE:
                     check_precision_plugin(plugin)
                 form = _find(f"{self.precision}.{PRECISIONS[base.__name__]}")
+                if base.__name__ == "BitsandbytesPrecision":
+                    self._refuse_shards(strategy)
                 swap_class(plugin, base, form).validate_for_hpu()
                 return plugin
         check_precision_plugin(plugin)
         return plugin
+
+    def _refuse_shards(self, strategy: Any) -> None:
+        """Refuses to cut up weights that are quantized, whose scales are not parameters."""
+        if self._base_name(type(strategy)) not in ("SingleDeviceStrategy", "DDPStrategy"):
+            raise MisconfigurationException(
+                f"plugins=BitsandbytesPrecision(...) keeps all quantized weights on each card, and "
+                f"{type(strategy).__name__} cuts weights or their states up. Pass strategy='auto' "
+                "or 'hpu_ddp'."
+            )
 
     def refuse_unknown(self, strategy: Any, precision: Any, error: ValueError) -> None:
         """Raises an error of our own if Lightning's `error` is about an unknown name.
