@@ -149,6 +149,8 @@ def _grouped_product(inputs: Tensor, other: Tensor, *args: Any, out_val: Tensor,
 
 
 _OTHERS: dict[str, Callable[..., int]] = {
+    "bitsandbytes::gemm_4bit": _product,
+    "bitsandbytes::gemv_4bit": _product,
     "aten::linear": _product,
     "aten::matmul": _product,
     "aten::linear_backward": _linear_backward,
@@ -159,7 +161,8 @@ _OTHERS: dict[str, Callable[..., int]] = {
     "hpu::fp8_gemm": _product_in_fp8,
     "hpu::fp8_gemm_v2": _product_in_fp8,
 }
-"""Formulas that torch lacks; the first four operators are kernels of their own on a Gaudi.
+"""Formulas that torch lacks. Those of linear and matmul, and of their gradients, are for kernels that
+a Gaudi has of its own; those of bitsandbytes are for weights in four bits.
 
 Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matmul.h.
 """

@@ -8,6 +8,7 @@ would fill large tensors does nothing.
 from __future__ import annotations
 
 import copy
+import importlib
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
@@ -158,8 +159,13 @@ def from_configuration(
         arguments: Positional ones of the class.
         given: All others of `from_pretrained`.
     """
-    if name is None or any(given.get(each) for each in ("quantization_config", "device_map")):
+    quantization = given.get("quantization_config")
+    is_four_bit = getattr(quantization, "load_in_4bit", False)
+    is_on_host = given.get("device_map") in (None, {"": "cpu"})
+    if name is None or not is_on_host or (quantization is not None and not is_four_bit):
         return load(name, *arguments, **given)
+    asked = given
+    given = {k: v for k, v in asked.items() if k not in ("quantization_config", "device_map")}
     config, others = given.get("config"), {k: v for k, v in given.items() if k not in _OF_LOADING}
     if hasattr(config, "to_dict"):
         config = copy.deepcopy(config)
@@ -169,7 +175,7 @@ def from_configuration(
             config or name, return_unused_kwargs=True, **others
         )
     if getattr(config, "quantization_config", None) is not None:
-        return load(name, *arguments, **given)
+        return load(name, *arguments, **asked)
     setting = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # before transformers 4.56
     is_auto_by_default = int(version("transformers").partition(".")[0]) >= 5
     dtype = given.get("dtype", given.get("torch_dtype", "auto" if is_auto_by_default else None))
@@ -178,9 +184,64 @@ def from_configuration(
     model = kind._from_config(config, *arguments, **{setting: dtype or torch.float32}, **of_model)
     with suppress(OSError, ValueError, AttributeError):  # not every model has one
         model.generation_config = type(model.generation_config).from_pretrained(name)
+    if is_four_bit:
+        _put_into_four_bits(model, quantization)
     model.eval()
     found = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
     return (model, {each: [] for each in found}) if given.get("output_loading_info") else model
+
+
+def _put_into_four_bits(model: Any, quantization: Any) -> None:
+    """Puts layers of bitsandbytes in the place of linear ones, as large as they will be."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    bnb: Any = importlib.import_module("bitsandbytes")
+    quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=False)
+    quantizer.preprocess_model(model=model, device_map={"": "cpu"})
+    quantizer.postprocess_model(model)
+    for layer in model.modules():
+        if isinstance(layer, bnb.nn.Linear4bit):
+            layer.weight = _empty_in_four_bits(layer)
+
+
+def _empty_in_four_bits(layer: Any) -> Any:
+    """Returns a weight of bitsandbytes without values, with its scales."""
+    bnb: Any = importlib.import_module("bitsandbytes")
+    weight, kind = layer.weight, bnb.functional.QuantState
+    num, block = weight.numel(), weight.blocksize
+    num_blocks = -(-num // block)
+    scales, of_scales = torch.empty(num_blocks), dict[str, Any]()
+    if weight.compress_statistics:
+        levels = bnb.functional.create_dynamic_map()
+        second = kind(torch.empty(-(-num_blocks // 256)), code=levels, blocksize=256)
+        second.dtype = torch.float32
+        scales = _empty_bytes(num_blocks)
+        of_scales = {"state2": second, "offset": torch.zeros(())}
+    state = kind(
+        scales,
+        shape=weight.shape,
+        code=bnb.functional.get_4bit_type(weight.quant_type, device="cpu"),
+        blocksize=block,
+        quant_type=weight.quant_type,
+        dtype=layer.compute_dtype or torch.float32,
+        **of_scales,
+    )
+    layer.quant_state = state
+    return bnb.nn.Params4bit(
+        _empty_bytes(-(-num // 2)).unsqueeze(1),
+        quant_state=state,
+        blocksize=block,
+        compress_statistics=weight.compress_statistics,
+        quant_type=weight.quant_type,
+        quant_storage=weight.quant_storage,
+        module=layer,
+        bnb_quantized=True,
+    )
+
+
+def _empty_bytes(num: int) -> Tensor:
+    """Returns bytes of memory that nobody has reserved: see `EmptyWeights`."""
+    return torch.empty(-(-num // 4), dtype=torch.float32).view(torch.uint8)[:num]
 
 
 def from_diffusers_configuration(
