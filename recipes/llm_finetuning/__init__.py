@@ -1,6 +1,7 @@
-"""Fine-tuning of language models of transformers: all weights or LoRA, on conversations or text.
+"""Fine-tuning of language models of transformers: all weights, LoRA or QLoRA, on conversations.
 
 Reading order: `module.py` (model, loss, evaluation), `adapters.py` (LoRA: what is trained, saved
-and exported), `data.py` (from rows to packed batches), then what they stand on:
-`conversations.py`, `encoding.py`, `embedded.py`, `losses.py`, `isolation.py`.
+and exported), `quantization.py` (QLoRA: what is frozen), `data.py` (from rows to packed batches),
+then what they stand on: `conversations.py`, `encoding.py`, `embedded.py`, `losses.py`,
+`isolation.py`.
 """

@@ -10,7 +10,7 @@ KINDS = {
     "adapter": "the adapter alone, in peft's format",
     "merged": "the base with what the adapter adds to it",
 }
-"""What can be made of a checkpoint of model.method=lora."""
+"""What can be made of a checkpoint of model.method=lora or qlora."""
 
 
 def _export(checkpoint: Path, output: Path, kind: str | None) -> str:

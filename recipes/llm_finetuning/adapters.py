@@ -35,6 +35,7 @@ def add_lora(
     dropout: float,
     targets: str | Sequence[str],
     base_name: str | None,
+    method: str = "lora",
 ) -> None:
     """Freezes a model, and puts low-rank adapters beside its linear layers, in place.
 
@@ -47,6 +48,7 @@ def add_lora(
         dropout: of what they take.
         targets: `all-linear`, or names of layers, such as ["q_proj", "v_proj"].
         base_name: the model's name or folder, which an exported adapter names.
+        method: lora or qlora, for messages.
 
     Raises:
         UserError: for names that no layer has, and without peft.
@@ -55,7 +57,7 @@ def add_lora(
         from peft import LoraConfig
     except ImportError as error:
         raise UserError(
-            "model.method=lora needs the package peft, which is not installed. Run: "
+            f"model.method={method} needs the package peft, which is not installed. Run: "
             "pip install 'lightning-gaudi[recipes,llm]'"
         ) from error
     if rank < 1:

@@ -19,6 +19,7 @@ from recipes.llm_finetuning.adapters import (
     check_base,
     is_of_adapter,
 )
+from recipes.llm_finetuning.quantization import four_bit_options
 
 ADAPTER = "adapter"
 _SETTINGS = "hyper_parameters"
@@ -41,11 +42,11 @@ def export(checkpoint: Path, output: Path, kind: str | None) -> str:
     """
     content = read_checkpoint(checkpoint, (CONFIG_KEY, CLASS_KEY, "state_dict"))
     settings = content.get(_SETTINGS)
-    if not isinstance(settings, dict) or settings.get("method") != "lora":
+    if not isinstance(settings, dict) or settings.get("method", "full") == "full":
         if kind is not None:
             raise UserError(
-                f"--{kind} is for a checkpoint of model.method=lora, and {checkpoint} holds a "
-                "whole model. Leave it out."
+                f"--{kind} is for a checkpoint of model.method=lora or qlora, and {checkpoint} "
+                "holds a whole model. Leave it out."
             )
         return export_model(checkpoint, output)
     if kind is None:
@@ -75,8 +76,12 @@ def _how_to_load(name: str, output: Path) -> str:
 
 def _base(settings: dict[str, Any]) -> PreTrainedModel:
     dtype = torch.bfloat16 if settings["dtype"] == "bf16" else torch.float32
+    options: dict[str, Any] = {"dtype": dtype}
+    if settings["method"] == "qlora":
+        is_double = settings["double_quantization"]
+        options |= four_bit_options(dtype, double_quantization=is_double)
     model: PreTrainedModel = load_pretrained(
-        AutoModelForCausalLM, "model.name", settings["name"], dtype=dtype
+        AutoModelForCausalLM, "model.name", settings["name"], **options
     )
     return model
 
@@ -91,6 +96,7 @@ def _with_adapter(content: dict[str, Any], settings: dict[str, Any]) -> PreTrain
         dropout=settings["lora_dropout"],
         targets=settings["lora_targets"],
         base_name=settings["name"],
+        method=settings["method"],
     )
     state = {n.removeprefix(_PREFIX): weight for n, weight in content["state_dict"].items()}
     wanted = {name for name in model.state_dict() if is_of_adapter(name)}
@@ -107,9 +113,12 @@ def _merged(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel
     """By peft itself, from the adapter's files: what is exported is what others load."""
     from peft import PeftModel
 
+    base = _base(settings)
+    if settings["method"] == "qlora":  # what it was trained beside, and not what was quantized
+        base = base.dequantize(dtype=base.dtype)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        merged: PreTrainedModel = PeftModel.from_pretrained(
-            _base(settings), folder
-        ).merge_and_unload(safe_merge=True)
+        merged: PreTrainedModel = PeftModel.from_pretrained(base, folder).merge_and_unload(
+            safe_merge=True
+        )
     return merged

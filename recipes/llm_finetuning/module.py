@@ -56,6 +56,12 @@ from recipes.llm_finetuning.losses import (
     chunked_cross_entropy,
     preference_loss,
 )
+from recipes.llm_finetuning.quantization import (
+    check_quantization,
+    four_bit_options,
+    keep_gradients,
+    refuse_shards,
+)
 from recipes.llm_finetuning.sharding import ULYSSES, shard, takes_from_first
 
 _FILE = "answers.jsonl"
@@ -93,14 +99,17 @@ class LlmFinetuning(RecipeModule):
             layers and some of the tokens, and in attention some of the heads; None: they cut layers
             up, and each has all tokens.
         tokenizer: name or folder of the tokenizer, to see whether it fits.
-        method: full (all weights) or lora (adapters beside frozen ones).
+        method: full (all weights), lora (adapters beside frozen ones) or qlora (beside frozen ones
+            in four bits, NF4).
+        double_quantization: of qlora: the scales of the weights are quantized, too.
         lora_rank: of the adapters.
         lora_alpha: what they add is multiplied with lora_alpha / lora_rank.
         lora_dropout: of what they take.
         lora_targets: all-linear, or names of layers, such as [q_proj, v_proj].
         dpo_beta: of data.objective=dpo: less lets the model go further from what it was.
         dtype: of the weights: fp32 or bf16. What is trained is fp32: bf16 is for the frozen weights
-            of lora, for `predict`, and for trainer.precision=bf16-true.
+            of adapters, for those of qlora that are not in four bits, for `predict`, and for
+            trainer.precision=bf16-true.
         gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
             for a third more time.
         loss_chunks: parts of a batch's tokens, of which one has its logits at a time; they are
@@ -149,7 +158,8 @@ class LlmFinetuning(RecipeModule):
         attention: str | None = None,
         sequence_parallel: Literal["tensor", "ulysses"] | None = None,
         tokenizer: str | None = None,
-        method: Literal["full", "lora"] = "full",
+        method: Literal["full", "lora", "qlora"] = "full",
+        double_quantization: bool = True,
         lora_rank: int = 16,
         lora_alpha: float = 32.0,
         lora_dropout: float = 0.0,
@@ -185,10 +195,10 @@ class LlmFinetuning(RecipeModule):
         self._predictions = predictions
         if loss_chunks < 1:
             raise UserError(f"model.loss_chunks={loss_chunks} must be at least 1.")
-        if method == "lora" and not name:
+        if method != "full" and not name:
             raise UserError(
-                "model.method=lora trains beside the weights of a model, and model.name is not "
-                "set. Name one, or set model.method=full."
+                f"model.method={method} trains beside the weights of a model, and model.name is "
+                "not set. Name one, or set model.method=full."
             )
         if name:
             self._check(name)
@@ -198,7 +208,7 @@ class LlmFinetuning(RecipeModule):
         # The same on all ranks, whatever they draw before their adapters are made.
         self._adapter_seed = int(torch.randint(2**31, ()))
         # A checkpoint of lora has the adapters alone; `on_load_checkpoint` looks at them.
-        self.strict_loading = method != "lora"
+        self.strict_loading = method == "full"
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
         self._sequence: DeviceMesh | None = None
@@ -209,6 +219,10 @@ class LlmFinetuning(RecipeModule):
         self._shape: tuple[int, ...] = (0, 0)
         """Of the last batch that was trained on."""
         self._num_multiplied = (0.0, 0.0)
+
+    @property
+    def _has_adapters(self) -> bool:
+        return bool(self.hparams["method"] != "full")
 
     @property
     def compile_regions(self) -> tuple[str, ...]:
@@ -245,8 +259,10 @@ class LlmFinetuning(RecipeModule):
                 "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora. "
                 "trainer.precision=bf16-true trains all in bfloat16, and loses small updates."
             )
+        if self.hparams["method"] == "qlora":
+            refuse_shards(self.trainer.strategy)
         is_dpo = self.data_of(LlmData, "rows").hparams["objective"] == "dpo"
-        if is_dpo and self.hparams["method"] != "lora":
+        if is_dpo and not self._has_adapters:
             raise UserError(
                 "data.objective=dpo compares with the model as it was, which beside adapters is "
                 "still there. Set model.method=lora, and model.name to the model."
@@ -264,7 +280,7 @@ class LlmFinetuning(RecipeModule):
                 "data.objective=dpo compares whole ones. Leave it out, or set tensor."
             )
         strategy = self.trainer.strategy
-        if isinstance(strategy, DeepSpeedStrategy) and self.hparams["method"] == "lora":
+        if isinstance(strategy, DeepSpeedStrategy) and self._has_adapters:
             strategy.exclude_frozen_parameters = True
 
     def on_fit_start(self) -> None:
@@ -422,7 +438,7 @@ class LlmFinetuning(RecipeModule):
                 "up, but an answer is written by a card that has them all. Leave it out."
             )
         data = self._data()
-        if self.hparams["method"] == "lora":
+        if self.hparams["method"] == "lora":  # in four bits merged weights would be rounded again
             merge(self.model)
         buckets = data.hparams["prompt_buckets"]
         self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
@@ -459,7 +475,7 @@ class LlmFinetuning(RecipeModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves out frozen weights, and notes which they were."""
         super().on_save_checkpoint(checkpoint)
-        if self.hparams["method"] != "lora":
+        if not self._has_adapters:
             return
         checkpoint[BASE_KEY] = self._base
         if checkpoint.get("state_dict"):
@@ -471,7 +487,7 @@ class LlmFinetuning(RecipeModule):
         Raises:
             UserError: naming what differs.
         """
-        if self.hparams["method"] != "lora":
+        if not self._has_adapters:
             super().on_load_checkpoint(checkpoint)
             return
         check_base(checkpoint, self._base, self.hparams["name"])
@@ -604,17 +620,26 @@ class LlmFinetuning(RecipeModule):
                 empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
             return empty.to(_DTYPES[settings["dtype"]])  # type: ignore[arg-type]
         options["dtype"] = _DTYPES[settings["dtype"]]
+        if settings["method"] == "qlora":
+            is_double = settings["double_quantization"]
+            options |= four_bit_options(self._four_bit_dtype(), double_quantization=is_double)
         # Lightning makes the card torch's device here; but of ZeRO-3 weights come from files.
         with nullcontext() if self._is_in_shards() else torch.device("cpu"):
             model: PreTrainedModel = load_pretrained(
                 AutoModelForCausalLM, "model.name", settings["name"], **options
             )
+        keep_gradients(model)
         return model.train()  # Lightning leaves it in the mode of `from_pretrained`: no dropout
+
+    def _four_bit_dtype(self) -> torch.dtype:
+        """What weights in four bits are made into, to multiply with them."""
+        precision = "" if self._trainer is None else str(self._trainer.precision)
+        return torch.bfloat16 if precision.startswith("bf16") else _DTYPES[self.hparams["dtype"]]
 
     def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
         """Puts adapters beside the weights, where they are asked for."""
         settings = self.hparams
-        if settings["method"] == "lora":
+        if self._has_adapters:
             if not next(model.parameters()).is_meta:  # else the first rank tells
                 self._base = base_fingerprint(model)  # before a strategy cuts weights up
             with torch.device("cpu"), torch.random.fork_rng([]), whole_weights():
@@ -633,6 +658,7 @@ class LlmFinetuning(RecipeModule):
             dropout=settings["lora_dropout"],
             targets=settings["lora_targets"],
             base_name=settings["name"],
+            method=settings["method"],
         )
 
     def _is_in_shards(self) -> bool:
@@ -644,6 +670,7 @@ class LlmFinetuning(RecipeModule):
         settings = self.hparams
         tokenizer = published_tokenizer(name, settings["tokenizer"])
         config = load_pretrained(AutoConfig, "model.name", name)
+        check_quantization(config, name, settings["method"])
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
@@ -659,7 +686,7 @@ class LlmFinetuning(RecipeModule):
                 f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
                 f"embeddings for {num_rows}. Set data.tokenizer={name}."
             )
-        if settings["method"] == "lora":
+        if self._has_adapters:
             with torch.device("meta"):
                 self._add_lora(model)
 

@@ -137,6 +137,12 @@ FIGURES = {
     ("llm_finetuning", "llama_7b_sft_lora_8x", "Gaudi 3"): {"train_samples_per_s": 86.19},
     ("llm_finetuning", "llama_7b_dpo_lora_8x", "Gaudi 2"): {"train_samples_per_s": 13.50},
     ("llm_finetuning", "llama_7b_dpo_lora_8x", "Gaudi 3"): {"train_samples_per_s": 15.14},
+    ("llm_finetuning", "llama_1b_qlora_alpaca_1x", "Gaudi 2"): {"val/loss": 1.225},
+    ("llm_finetuning", "llama_1b_qlora_alpaca_1x", "Gaudi 3"): {"val/loss": 1.225},
+    ("llm_finetuning", "llama_8b_qlora_alpaca_1x", "Gaudi 2"): {"val/loss": 1.044},
+    ("llm_finetuning", "llama_8b_qlora_alpaca_1x", "Gaudi 3"): {"val/loss": 1.044},
+    ("llm_finetuning", "llama_70b_qlora_alpaca_1x", "Gaudi 2"): {"val/loss": 0.961},
+    ("llm_finetuning", "llama_70b_qlora_alpaca_1x", "Gaudi 3"): {"val/loss": 0.961},
     ("mrpc", "gaudi_1x", "Gaudi"): {
         "val/f1": 0.8968,
         "val/accuracy": 0.8505,
