@@ -26,7 +26,7 @@ SCRIPT = "tests.contract.other_trainers.train"
 EXACT = 1e-5
 SILICON = 2e-3
 BF16 = 5e-2
-RUNS = ("loop", "lora", "sft", "trainer")
+RUNS = ("loop", "lora", "sft", "dpo", "trainer")
 SHARDED = ("fsdp1", "fsdp2")
 """See there."""
 
@@ -122,6 +122,15 @@ def test_merged_adapters_compute_what_they_did_beside_the_weights(
 ) -> None:
     adapted = on_cards["lora"]
     assert adapted["merged"] == pytest.approx(adapted["eval"][-1], rel=tolerance)
+
+
+def test_answers_that_are_rewarded_become_more(on_cards: Found) -> None:
+    """Of GRPO, whose answers are drawn: two devices draw others, and learn the same from them."""
+    run = on_cards["grpo"]
+    assert run["device"] == "hpu"
+    first, last = (sum(part) / 4 for part in (run["rewards"][:4], run["rewards"][-4:]))
+    assert len(run["rewards"]) == 12
+    assert last > first + 0.1, run["rewards"]
 
 
 def test_two_cards_gather_from_both(on_two: list[Found]) -> None:

@@ -23,6 +23,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 NUM_STEPS = 6
 HALF = NUM_STEPS // 2
+REWARDED_STEPS = 12
 GLOBAL_BATCH_SIZE = 8
 NUM_SAMPLES, NUM_TOKENS, VOCABULARY = 96, 12, 64
 SHARDED = {
@@ -154,6 +155,65 @@ def _supervisor(folder: Path, device: str, **settings: Any) -> Any:
     )
 
 
+def preferred(folder: Path, device: str) -> Found:
+    """trl's DPOTrainer on adapters, beside which the model as it was is the reference."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import DPOConfig, DPOTrainer
+
+    from .words import tokenizer
+
+    def pairs(count: int, seed: int) -> Any:
+        rows = [[f"w{number}" for number in row["input_ids"]] for row in _texts(count, seed)]
+        answers = [(" ".join(row[:4]), " ".join(row[4:]), " ".join(row[:3:-1])) for row in rows]
+        return Dataset.from_list(
+            [{"prompt": a, "chosen": f" {b}", "rejected": f" {c}"} for a, b, c in answers]
+        )
+
+    trainer = DPOTrainer(
+        _model(),
+        args=DPOConfig(**_settings(folder, device, max_length=NUM_TOKENS + 2, bf16=False)),
+        train_dataset=pairs(NUM_SAMPLES, seed=1),
+        eval_dataset=pairs(16, seed=2),
+        processing_class=tokenizer(VOCABULARY),
+        peft_config=LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True),
+    )
+    trainer.train()
+    return _history(trainer)
+
+
+def rewarded(folder: Path, device: str) -> Found:
+    """trl's GRPOTrainer, which writes answers, and is rewarded for numbers that are even.
+
+    Answers are drawn, and a card draws otherwise than a CPU: what it learns is compared.
+    """
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    from .words import tokenizer
+
+    def even(completions: list[str], **_: Any) -> list[float]:
+        words = [each.split() for each in completions]
+        return [sum(int(word[1:]) % 2 == 0 for word in w) / max(len(w), 1) for w in words]
+
+    settings = _settings(folder, device, bf16=False, eval_strategy="no", save_strategy="no")
+    trainer = GRPOTrainer(
+        _model(),
+        reward_funcs=even,
+        args=GRPOConfig(
+            **settings | {"max_steps": REWARDED_STEPS, "per_device_train_batch_size": 8},
+            num_generations=8,
+            max_completion_length=8,
+            beta=0.0,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": f"w{number}"} for number in range(1, 64)]),
+        processing_class=tokenizer(VOCABULARY),
+    )
+    trainer.train()
+    logs = [log["reward"] for log in trainer.state.log_history if "reward" in log]
+    return _history(trainer) | {"rewards": logs}
+
+
 def own_loop(folder: Path, device: str, **settings: Any) -> Found:
     """A loop of one's own with accelerate, whose second half is run again from a saved state."""
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=device == "cpu", **settings)
@@ -205,6 +265,8 @@ def main(folder: Path, device: str, *more: str) -> None:
         "trainer": hugging_face(folder / "trainer", device),
         "sft": supervised(folder / "sft", device),
         "lora": adapted(folder / "lora", device),
+        "dpo": preferred(folder / "dpo", device),
+        "grpo": rewarded(folder / "grpo", device),
     }
     if device != "cpu":
         found["dropout"] = hugging_face(folder / "dropout", device, dropout=0.3)
