@@ -161,8 +161,8 @@ _OTHERS: dict[str, Callable[..., int]] = {
     "hpu::fp8_gemm": _product_in_fp8,
     "hpu::fp8_gemm_v2": _product_in_fp8,
 }
-"""Formulas that torch lacks. Those of linear and matmul, and of their gradients, are for kernels that
-a Gaudi has of its own; those of bitsandbytes are for weights in four bits.
+"""Formulas that torch lacks. Those of linear and matmul, and of their gradients, are for kernels
+that a Gaudi has of its own; those of bitsandbytes are for weights in four bits.
 
 Source: Intel Gaudi PyTorch bridge, hpu_ops/linear.h, linear_backward.h and matmul.h.
 """
