@@ -88,7 +88,7 @@ def test_precisions_are_those_of_the_document(plugin: Any) -> None:
     assert plugin("bf16-true").precision == "bf16-true"
     assert plugin("16-mixed").precision == "16-mixed"
     with pytest.raises(
-        MisconfigurationException, match=r"Pass precision='fp8' .* HPUFP8Precision\(\)"
+        MisconfigurationException, match=r"Pass precision='fp8' .* plugins=HPUFP8Precision\(\)"
     ):
         plugin("fp8")
     with pytest.raises(MisconfigurationException, match="device='cuda'"):

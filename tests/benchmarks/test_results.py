@@ -104,6 +104,8 @@ def test_each_benchmark_is_described_and_can_be_asked(benchmark: Any) -> None:
 def test_only_the_page_has_figures() -> None:
     """Ratios and times elsewhere would stay when the page changes."""
     text = (FOLDER / "README.md").read_text()
+    # Another script writes these figures, and a test holds that they are its.
+    text = re.sub(r"<!-- written by scripts/.*?<!-- to here -->", "", text, flags=re.DOTALL)
     assert not re.findall(r"\b\d+\.\d+\b|\bx\d", text)
 
 

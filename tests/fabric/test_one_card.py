@@ -122,7 +122,7 @@ def test_bf16_training_is_the_cpus_but_for_its_rounding() -> None:
     assert 0 < off.norm() < 0.05 * moved.norm()
 
 
-@pytest.mark.parametrize("precision", ["64-true", "transformer-engine"])
+@pytest.mark.parametrize("precision", ["64-true", "transformer-engine-float16"])
 def test_other_precisions_are_refused_with_what_hpu_supports(precision: Any) -> None:
     message = f"precision='{precision}'.*'32-true', 'bf16-mixed', 'bf16-true', '16-mixed'"
     with pytest.raises(MisconfigurationException, match=message):

@@ -182,7 +182,7 @@ def test_lightning_imports_with_one_warning_if_a_part_of_us_is_broken(
     assert len(warned) == len(set(warned))
     assert all("No module named 'no_such_dependency'" in warning for warning in warned)
     names = re.findall(r"patch '([a-z-]+)' is off", result.stderr)
-    off = ["precision-names", "fabric-connector", "trainer-connector"]
+    off = ["precision-names", "four-bit-dtype", "fabric-connector", "trainer-connector"]
     assert names == ([] if "on_import" in module else off)
     assert warned
 

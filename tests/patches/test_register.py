@@ -234,7 +234,21 @@ OWN = {
         "self._watcher.returncode",
         "self.board.state",
     },
-    "reliability/watcher.py": {"rank.board.order"},
+    "reliability/cards.py": {"each.returncode"},
+    "reliability/watcher.py": {"rank.board.order", "self._ranks[0].board.news"},
+    "tools/verify/hosts.py": {"found.seconds"},
+    # Of models that it makes for its own steps and programs.
+    "tools/verify/parts/steps.py": {
+        "config.decoder_start_token_id",
+        "setattr(block.self_attn, name, _LowRank(layer, 8).to(torch.bfloat16))",
+    },
+    "tools/verify/process.py": {
+        "self.outcome.has_hung",
+        "self.outcome.said",
+        "self.outcome.statuses",
+    },
+    "tools/verify/programs/graphs.py": {"self.__dict__['use']", "setattr(net, 'scale', 3.0)"},
+    "tools/verify/run.py": {"found.seconds", "self._found.identity", "self._found.memory"},
     "attention/bloom.py": {"setattr(alibi, _MEMO, (attention_mask, made_for, made))"},
     "callbacks/graphs.py": {
         "report.cpu_fallbacks",

@@ -157,6 +157,23 @@ TEXTS = {  # recipes that write texts: model and cards
     "bloomz_176b_8x": ("bigscience/bloomz", 8),
     "tldr_news_8x": ("bigscience/bloomz", 8),
 }
+NOT_COUNTED = {
+    "llama_1b_qlora_alpaca_1x": "weights in four bits",
+    "llama_8b_qlora_alpaca_1x": "weights in four bits",
+    "llama_70b_qlora_alpaca_1x": "weights in four bits",
+    "llama_7b_lora_alpaca_fp8_8x": "products in float8",
+    "llama_3_1_8b_lora_alpaca_fp8_8x": "products in float8",
+    "mistral_7b_lora_alpaca_fp8_1x": "products in float8",
+    "llama_7b_lora_alpaca_ulysses_8x": "sequences in parts",
+    "llama_7b_dpo_lora_8x": "pairs of answers, and a second forward",
+    "mixtral_8x7b_sft_lora_8x": "experts",
+    "qwen2_72b_sft_lora_8x": "conversations of many lengths",
+}
+"""Runs whose steps scripts/step_times does not count, and what it would have to count."""
+
+
+def test_what_is_not_counted_is_a_published_run() -> None:
+    assert NOT_COUNTED.keys() <= {name for _, name in REGISTRIES}
 
 
 def _counted_of(recipe: str, name: str) -> tuple[Counted, int]:
@@ -178,7 +195,9 @@ def _counted_of(recipe: str, name: str) -> tuple[Counted, int]:
     return count.count_training(row, counts[count.key_of(row)]), int(row["cards"])
 
 
-@pytest.mark.parametrize("run", REGISTRIES, ids="/".join)
+@pytest.mark.parametrize(
+    "run", [each for each in REGISTRIES if each[1] not in NOT_COUNTED], ids="/".join
+)
 def test_each_published_run_has_a_range_or_a_reason(run: tuple[str, str]) -> None:
     counted, num_cards = _counted_of(*run)
     found: dict[str, AsPublicRuns] = {

@@ -133,7 +133,7 @@ def test_a_remote_shell_gets_the_words_as_they_are(tmp_path: Path) -> None:
     ssh.chmod(0o755)
     evil = f"--checkpoints=/data/my runs;touch {tmp_path}/ran $(touch {tmp_path}/ran) 'x"
     for launcher in ([str(ssh), "host"], [str(ssh), "host", "env", "A=1", "{}"]):
-        command = hosts._command(launcher, "token", [evil])
+        command = hosts.command(launcher, [hosts.python(), evil])
         # What would run gets these words.
         place = command.index(shlex.quote(hosts.python()))
         printing = [*command[:place], shlex.quote(sys.executable), "-c"]
@@ -141,7 +141,7 @@ def test_a_remote_shell_gets_the_words_as_they_are(tmp_path: Path) -> None:
         result = subprocess.run(printing, capture_output=True, text=True, check=True)
         assert evil in eval(result.stdout)
     assert not (tmp_path / "ran").exists()
-    assert hosts._command(["srun"], "token", [evil])[-1] == evil
+    assert hosts.command(["srun"], [hosts.python(), evil])[-1] == evil
     assert os.access(ssh, os.X_OK)
 
 

@@ -79,7 +79,7 @@ def test_lazy_mode_is_refused(kind: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("precision", ["64-true", "transformer-engine"])
+@pytest.mark.parametrize("precision", ["64-true", "transformer-engine-float16"])
 def test_precision_that_gaudi_lacks_is_refused(kind: Any, precision: str) -> None:
     message = f"precision='{precision}' is not supported with accelerator='hpu'"
     with pytest.raises(MisconfigurationException, match=message):

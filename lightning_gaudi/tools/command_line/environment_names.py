@@ -37,6 +37,7 @@ _NUMERICS = {
     "PT_HPU_FORCE_TANH_FOR_GELU": _SWITCH,
     "PT_HPU_STOCHASTIC_ROUNDING_MODE": _NUMBER,
     "PT_HPU_USE_UNSORTED_SCATTER_ADD": _SWITCH,
+    "PT_TE_CUSTOM_OP": _SWITCH,
 }
 """Which operators compute in which precision; `docs/reference/rules.md` advises the switches."""
 

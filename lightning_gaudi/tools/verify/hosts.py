@@ -32,6 +32,7 @@ from lightning_gaudi.untrusted import hide_secrets, printable, shown_command
 
 _MEETING_S = 120
 _MAX_SAID = 400
+_MAX_RANKS = 2**16
 
 
 @dataclass
@@ -52,9 +53,11 @@ class _Heard:
             return
         if isinstance(message.get("problem"), str):
             self.problems.append(printable(hide_secrets(message["problem"]), max_chars=_MAX_SAID))
-        elif isinstance(message.get("host"), str) and isinstance(message.get("rank"), int):
-            self.hosts[message["rank"]] = message["host"]
-            self.size = int(message.get("size") or 0)
+        elif isinstance(message.get("host"), str):
+            rank, size = message.get("rank"), message.get("size")
+            # Whoever is on a network of these hosts may send what he likes.
+            if isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= _MAX_RANKS:
+                self.hosts[rank], self.size = message["host"], size
         elif isinstance(message.get("identity"), dict):
             self.identity = message["identity"]
         elif isinstance(message.get("rows"), list):

@@ -21,8 +21,10 @@ def _found(name: str) -> Any:
     """What `name` (below the package) means; `f().x` is x of what f returns."""
     if "()." in name:
         function, _, attribute = name.partition("().")
-        # The one function whose result we use takes the name of a metric.
-        return getattr(_found(function)("graph_compilation"), attribute)
+        called = _found(function)
+        # Of all functions whose results we use one has an argument, the name of a metric.
+        result = called() if inspect.isclass(called) else called("graph_compilation")
+        return getattr(result, attribute)
     module, _, attribute = f"{PACKAGE}.{name}".rpartition(".")
     return getattr(importlib.import_module(module), attribute)
 

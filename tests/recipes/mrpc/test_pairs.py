@@ -219,7 +219,7 @@ def test_the_hub_is_read_in_the_columns_of_glue(monkeypatch):
     monkeypatch.setattr(
         datasets,
         "load_dataset",
-        lambda name, subset, split, revision=None: {
+        lambda path, subset=None, split=None, revision=None, **_: {
             split: datasets.Dataset.from_dict({**rows, "label": [label]})
             for split, label in labels.items()
         },

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from lightning_gaudi import measured_card
 from lightning_gaudi._core import processes, progress
 from lightning_gaudi.data import embedded
 from lightning_gaudi.distributed import elastic_rendezvous
@@ -38,6 +39,7 @@ from lightning_gaudi.tools.doctor import (
 from lightning_gaudi.tools.doctor.machine import Answer, Machine
 from lightning_gaudi.tools.doctor.wire_format import Joiner, cut
 from lightning_gaudi.tools.plan import forks, request as plan_request
+from lightning_gaudi.tools.verify import hosts as verified_hosts
 from tests.helpers import recorded
 
 from . import wild
@@ -176,7 +178,7 @@ def _message() -> dict[str, Any]:
 @target(
     "doctor.hosts",
     f"{_PACKAGE}.tools.doctor.hosts:_ask",
-    f"{_PACKAGE}.tools.doctor.hosts:_lines",
+    f"{_PACKAGE}.tools.doctor.hosts:lines",
     f"{_PACKAGE}.tools.doctor.hosts:_Answers.take",
     f"{_PACKAGE}.tools.doctor.wire_format:_message",
     errors=(),
@@ -309,6 +311,65 @@ def _audit(folder: Path) -> Parser:
         return audit.num_steps, audit.is_ended, audit.missing_ranks, audit_text.__name__
 
     return Parser(lambda random: wild.json_text(random, _record()), parse)
+
+
+@target(
+    "measured_card",
+    f"{_PACKAGE}.measured_card:_text",
+    f"{_PACKAGE}.measured_card:parse",
+    errors=(measured_card.CardFileError,),
+)
+def _measured_card(folder: Path) -> Parser:
+    """A file of measurements may come with an issue, from anybody."""
+    terms = dict.fromkeys(
+        ("alignment_bytes", "header_bytes", "small_bytes", "num_small", "at_start_bytes"), 128
+    )
+    seed = {
+        "kind": measured_card.KIND,
+        "schema": measured_card.SCHEMA,
+        "card": "gaudi2",
+        "release": "1.24.1",
+        "is_simulated": False,
+        "rules": [{"key": "gelu-as-tanh", "mode": "eager", "found": "demoted"}],
+        "memory": {**terms, "limit_bytes": 2**36, "workspace_bytes": 0},
+        "faults": [{"key": "raise", "found": "ends"}],
+        "figures": {"matmuls": [{"dtype": "bfloat16", "flops": 1e14}]},
+    }
+    path = folder / "card.json"
+
+    def parse(given: bytes) -> object:
+        path.write_bytes(given)
+        found = measured_card.read(path)
+        return found.flops("bfloat16"), found.bandwidth(), found.found("gelu-as-tanh", ("eager",))
+
+    return Parser(lambda random: wild.json_text(random, seed), parse)
+
+
+@target("verify.hosts", f"{_PACKAGE}.tools.verify.hosts:_ask", errors=())
+def _verified_hosts(folder: Path) -> Parser:
+    """Ranks of other hosts: whoever sends nonsense has measured nothing."""
+
+    def damage(random: Any) -> list[str]:
+        seed = random.choice(
+            (
+                {"host": "a", "rank": 0, "size": 2},
+                {"identity": {"card": "gaudi2"}},
+                {"rows": [{"seconds": 0.1}]},
+                {"problem": "it broke"},
+            )
+        )
+        packed = base64.b64encode(zlib.compress(wild.json_text(random, seed))).decode()
+        return [f"@lightning-gaudi-doctor token a-0 1/1 {packed}"]
+
+    def parse(given: list[str]) -> object:
+        joiner, heard = Joiner("token"), verified_hosts._Heard()
+        for line in given:
+            message = joiner.add(line)
+            if message is not None:
+                heard.take(message)
+        return verified_hosts._why_nothing(heard, "", ["mpirun"])
+
+    return Parser(damage, parse)
 
 
 @target(
