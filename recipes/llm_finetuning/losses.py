@@ -53,7 +53,9 @@ def answer_log_probabilities(
     log_probabilities = -torch.cat([*losses]).view_as(labels)
     numbers = torch.arange(1, max_documents + 1, device=labels.device)
     is_of = sequence_ids[:, None, :] == numbers[None, :, None]
-    return (log_probabilities[:, None, :] * is_of).sum(-1)
+    # Selected, and not multiplied by the mask: under autocast a Gaudi multiplies in bfloat16, and
+    # adds up what is left.
+    return torch.where(is_of, log_probabilities[:, None, :], 0.0).sum(-1)
 
 
 def preference_loss(
@@ -74,7 +76,8 @@ def preference_loss(
     margins = gains[:, 0::2] - gains[:, 1::2]
     chosen = torch.arange(1, policy.shape[1] + 1, 2, device=policy.device)
     is_pair = sequence_ids.amax(1, keepdim=True) >= chosen  # the others are places that are free
-    losses = torch.where(is_pair, -F.logsigmoid(beta * margins), 0.0)
+    with torch.autocast(policy.device.type, enabled=False):  # a Gaudi's would scale in bfloat16
+        losses = torch.where(is_pair, -F.logsigmoid(beta * margins), 0.0)
     is_right = (margins > 0) & is_pair
     return losses.sum(), is_right.sum().float(), is_pair.sum().float()
 

@@ -341,10 +341,11 @@ class LlmFinetuning(RecipeModule):
         if scores:
             return torch.stack((total, (labels >= 0).sum().float()))
         num_learnt = (batch["labels"] >= 0).sum().float()
-        # Gradients of cards that share rows are averaged, and are to be added up.
+        # Gradients of cards that share rows are averaged, and are to be added up. Divided by a
+        # part, and not multiplied: under autocast a Gaudi multiplies in bfloat16.
         num_parts = 1 if self._sequence is None else self._sequence.size()
         return {
-            "loss": num_parts * total / batch["mean_learnt"],
+            "loss": total / (batch["mean_learnt"] / num_parts),
             "answer_loss": self._of_whole_rows(total.detach()) / num_learnt.clamp(min=1.0),
         }
 

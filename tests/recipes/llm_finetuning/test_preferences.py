@@ -16,6 +16,7 @@ from recipes.llm_finetuning.adapters import is_of_adapter, without_adapters
 from recipes.llm_finetuning.conversations import open_conversations, read_preferences
 from recipes.llm_finetuning.data import LlmData
 from recipes.llm_finetuning.embedded import embedded_preferences
+from recipes.llm_finetuning.losses import answer_log_probabilities, preference_loss
 from recipes.llm_finetuning.module import LlmFinetuning
 from tests.recipes.llm_finetuning.conftest import make_module, small_data
 from tests.recipes.llm_finetuning.test_adapters import _fit, cli_of
@@ -193,3 +194,22 @@ def test_preferences_want_adapters(base: str, pairs: Path, tmp_path: Path) -> No
     settings = ("--data.objective=dpo", "--data.pack_length=128", "--model.method=full")
     with pytest.raises(UserError, match=r"objective=dpo compares with the model as it was.*lora"):
         _fit(cli_of(tmp_path, base, pairs, *settings))
+
+
+def test_autocast_of_a_card_rounds_no_loss() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, before = 4 * torch.randn(2, 2, 40, 32, generator=generator)  # [B, T, V] of two models
+    labels = torch.randint(0, 32, (2, 40), generator=generator)
+    sequence_ids = (torch.arange(40) // 10 + 1).expand(2, 40)
+
+    def losses(device: str) -> list[Tensor]:
+        texts = [each.to(device) for each in (labels, sequence_ids)]
+        gains = (
+            answer_log_probabilities(each.to(device), *texts, lambda hidden: hidden, 2, 4)
+            for each in (logits, before)
+        )
+        return [each.cpu() for each in preference_loss(*gains, texts[1], 0.1)]
+
+    expected = losses("cpu")
+    with torch.autocast("hpu", torch.bfloat16):
+        torch.testing.assert_close(losses("hpu"), expected)
