@@ -110,17 +110,29 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace, launcher: Sequence[str]) -> int:
     from lightning_gaudi.tools.verify import hosts, report, run
 
+    num_kept = 0
+
+    def keep(found: Verification) -> None:
+        nonlocal num_kept
+        num_kept += 1
+        _write(found, options.output)
+
     try:
         if options.hosts:
             found = hosts.verify(launcher, is_quick=options.quick, patience_s=options.patience)
+            keep(found)
         else:
             wanted = run.Options(_parts(options.only, run.PARTS), options.quick, options.patience)
-            found = run.verify(wanted, _Progress())
+            found = run.verify(wanted, _Progress(), keep)
+    except (KeyboardInterrupt, SystemExit):
+        if num_kept:
+            said = f"what was measured until now is in {options.output}"
+            print(f"lightning-gaudi verify: {shown(said)}", file=sys.stderr, flush=True)
+        raise
     except run.VerifyError as error:
         raise UsageError(f"cannot verify: {error}") from error
     except OSError as error:
         raise UsageError(f"cannot verify: {error.strerror or error}") from error
-    _write(found, options.output)
     print(report.render(found, str(options.output)), flush=True)
     return int(bool(report.differences(found) or found.lost))
 

@@ -80,12 +80,17 @@ class Verification:
         }
 
 
-def verify(options: Options, tell: Callable[[str], None] = lambda text: None) -> Verification:
+def verify(
+    options: Options,
+    tell: Callable[[str], None] = lambda text: None,
+    keep: Callable[[Verification], None] = lambda found: None,
+) -> Verification:
     """Measures this machine's card.
 
     Args:
         options: What to measure.
         tell: Is told of what goes on, a few words at a time.
+        keep: Is given what there is after each part, so that a run that is ended loses one at most.
 
     Raises:
         VerifyError: There is no card, or another program has it.
@@ -100,7 +105,9 @@ def verify(options: Options, tell: Callable[[str], None] = lambda text: None) ->
         for part in PARTS:
             if part in options.parts:
                 run.measure(part)
-    found.seconds = time.monotonic() - started
+                found.identity["parts"].append(part)
+                found.seconds = time.monotonic() - started
+                keep(found)
     return found
 
 
@@ -179,7 +186,7 @@ class _Run:
             "is_simulated": self._is_simulated,
             "is_quick": self._options.is_quick,
             "modes": self._modes,
-            "parts": list(self._options.parts),
+            "parts": [],  # those that have been measured
             "versions": {name: version for name, version in versions.items() if version},
         }
 

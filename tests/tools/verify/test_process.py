@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_gaudi.measured_card import read
 from lightning_gaudi.simulator.settings import SERVER, SIMULATE
 from lightning_gaudi.tools.verify import run
 from lightning_gaudi.tools.verify.process import Worker
@@ -78,3 +80,22 @@ def test_hccl_is_measured_on_what_a_launcher_starts(tmp_path: Path) -> None:
     result = run_program(command, env=env)
     assert "2 cards: all_reduce" in result.stdout
     assert '"collectives"' in output.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_it_costs_one_part(tmp_path: Path, number: int) -> None:
+    output = tmp_path / "card.json"
+    env = {**os.environ, SIMULATE: "1", SERVER: f"verify-{uuid.uuid4()}"}
+    command = [*COMMAND, "--only", "memory,compile", "--output", str(output)]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "compile in" in line:
+                break
+        process.send_signal(number)
+        rest = process.stderr.read()
+    assert process.returncode == 128 + number
+    assert f"what was measured until now is in {output}" in rest
+    kept = read(output)
+    assert kept.memory is not None
+    assert json.loads(output.read_text())["parts"] == ["memory"]
