@@ -32,7 +32,7 @@ from lightning_gaudi._core import processes
 from lightning_gaudi._core.processes import farewell
 from lightning_gaudi._core.processes.farewell import Farewell
 from lightning_gaudi.distributed.elastic_rendezvous import agree_on_name, claim_rank
-from lightning_gaudi.reliability.hang_detection import RUNS, Beat
+from lightning_gaudi.reliability.heartbeat_store import RUNS, Beat
 from lightning_gaudi.reliability.links import Links
 from lightning_gaudi.reliability.watcher import Watcher
 
@@ -170,8 +170,7 @@ _RANK_ZERO = """
 import json, sys, time
 from lightning_gaudi._core import progress
 from lightning_gaudi.reliability import links, stacks, watchdog
-from lightning_gaudi.reliability.heartbeat_store import Board
-from lightning_gaudi.reliability.hang_detection import Limits
+from lightning_gaudi.reliability.heartbeat_store import Board, Limits
 hosts, limit, key = json.loads(sys.argv[1])
 board = Board.new(Limits(limit, 60.0))
 own = stacks.prepare(board.path)

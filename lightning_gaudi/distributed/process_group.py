@@ -20,9 +20,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning_gaudi._core import collectives, processes, vendor
 from lightning_gaudi._core.processes import farewell
 from lightning_gaudi._core.processes.rank_monitor import say
-from lightning_gaudi.reliability import links, stacks, watchdog
-from lightning_gaudi.reliability.hang_detection import Limits
-from lightning_gaudi.reliability.heartbeat_store import Board
+from lightning_gaudi.reliability import stacks, watchdog
+from lightning_gaudi.reliability.heartbeat_store import Board, Limits
 from lightning_gaudi.reliability.settings import ReliabilitySettings
 
 from .cluster import check_not_alone, check_port
@@ -178,6 +177,8 @@ def watch_ranks(settings: ReliabilitySettings, timeout: timedelta | None) -> Non
 
 def _listen(meeting: watchdog.Meeting) -> None:
     """Opens a port on rank 0's host for the watchdogs of other hosts, and tells them where."""
+    from lightning_gaudi.reliability import links  # needed by several hosts alone
+
     address = os.environ.get("MASTER_ADDR") or socket.gethostname()
     port = 0
     if meeting.rank == 0:

@@ -15,108 +15,26 @@ is the one that others wait for: what holds back Python is the vendor's code as 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_gaudi.untrusted import printable
 
-SILENT_S = 5.0
-"""After how long without a sign of life a rank is called silent."""
+from .heartbeat_store import (
+    FAILED,
+    LEFT,
+    MAX_TEXT,
+    RUNS,
+    SILENT_S,
+    STOPPED,
+    Beat,
+    Limits,
+    where,
+)
 
 LEFT_S = 10.0
 """How long others may still stand where they are when a rank has left with an error."""
 
-RUNS, LEFT, FAILED = "runs", "left", "failed"
-
-STOPPED = "is stopped"
-"""What is said of a process that a signal has stopped."""
-
-MAX_TEXT = 400
 _MAX_LINES = 8
-
-
-class Beat(NamedTuple):
-    """What is known of a rank, as of a moment."""
-
-    number: int
-    """Another one each time."""
-    state: str
-    """`RUNS`, `LEFT` (its program ended) or `FAILED` (with an error)."""
-    step: int
-    place: str
-    is_training: bool
-    position: tuple[int, int]
-    collective: str | None
-    last_collective: str | None
-    still_s: float
-    """How long it has been in this place, by its own clock."""
-    mute_s: float = 0.0
-    """For how long it has let no Python run."""
-    ended: str | None = None
-    """How its process has ended without a word, or `STOPPED`; None while it runs."""
-    call: str | None = None
-    """The innermost call of Python in its main thread; None if nobody has asked."""
-    waits: bool = False
-    """Whether that is a call that waits for the card, or works for it."""
-    is_busy: bool = False
-    """Whether it compiles, or computes within a call for the card."""
-    is_in_python: bool = False
-    """Whether that call is one of Python's own or the user's, and Python goes on beside it."""
-    pace: tuple[float, float] = (0.0, 0.0)
-    """See `progress.Whereabouts.pace`."""
-
-    @classmethod
-    def read(cls, values: Any) -> Beat:
-        """Returns one that went through JSON.
-
-        Raises:
-            ValueError: A value is missing, or of another type or size than it has.
-        """
-        if not isinstance(values, list) or len(values) != len(cls._fields):
-            raise ValueError(f"A heartbeat has {len(cls._fields)} values.")
-        position = values[cls._fields.index("position")]
-        if not isinstance(position, list):
-            raise ValueError("The position in a heartbeat is a pair of numbers.")
-        pace = values[cls._fields.index("pace")]
-        if not isinstance(pace, list) or len(pace) != 2:
-            raise ValueError("The pace in a heartbeat is a pair of numbers.")
-        beat = cls(*values)._replace(position=tuple(position), pace=tuple(pace))
-        _check_types(beat)
-        return beat
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether its process has ended without a word."""
-        return self.state == RUNS and self.ended not in (None, STOPPED)
-
-
-def _check_types(beat: Beat) -> None:
-    texts = (beat.place, beat.collective, beat.last_collective, beat.ended, beat.call)
-    whole = (beat.number, beat.step, *beat.position)
-    switches = (beat.is_training, beat.waits, beat.is_busy, beat.is_in_python)
-    if (
-        beat.state not in (RUNS, LEFT, FAILED)
-        or not isinstance(beat.place, str)
-        or len(beat.position) != 2
-        or not all(isinstance(each, bool) for each in switches)
-        or not all(type(each) is int and abs(each) < 2**63 for each in whole)
-        or not all(each is None or isinstance(each, str) for each in texts)
-        or any(len(each or "") > MAX_TEXT for each in texts)
-    ):
-        raise ValueError("A heartbeat has a value of another type or size.")
-    for seconds in (beat.still_s, beat.mute_s, *beat.pace):
-        if type(seconds) not in (int, float) or not (0 <= seconds < 2**63):
-            raise ValueError("A heartbeat has a time that is none.")
-
-
-class Limits(NamedTuple):
-    """How long a rank may stand still while others wait, in seconds."""
-
-    training_s: float
-    other_s: float
-    slow_factor: float = 0.0
-    """How many times as long as others a rank takes that is called slow; 0 to compare none."""
-    slow_s: float = 60.0
-    """For how long."""
 
 
 class Verdict(NamedTuple):
@@ -302,13 +220,6 @@ def _each(
     if len(ranks) > _MAX_LINES:
         lines.append(f"and so do {len(ranks) - _MAX_LINES} more ranks")
     return "; ".join(lines)
-
-
-def where(beat: Beat) -> str:
-    """Returns where a rank stands, in a few words."""
-    place = f"the collective {beat.collective}" if beat.collective else beat.place
-    last = beat.last_collective or "none"
-    return printable(f"step {beat.step}, {place} (last collective: {last})", max_chars=MAX_TEXT)
 
 
 def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks: int) -> list[str]:

@@ -39,7 +39,7 @@ class Slow(NamedTuple):
 
 
 class SlowRanks:
-    """Compares the ranks, from what is known of each anyway: see `hang_detection.Beat.pace`.
+    """Compares the ranks, from what is known of each anyway: see `heartbeat_store.Beat.pace`.
 
     Args:
         factor: How many times the median of all a rank takes that is slow.

@@ -32,11 +32,9 @@ from lightning_gaudi._core.processes import farewell
 from lightning_gaudi._core.processes.rank_monitor import say
 
 from . import stacks
-from .hang_detection import FAILED, LEFT, RUNS, Limits, where
-from .heartbeat_store import Board
+from .heartbeat_store import FAILED, LEFT, RUNS, SURVIVED, Board, Limits, where
 from .stacks import Process
 from .watched import WatchedRank
-from .watcher import SURVIVED
 
 _POLL_S = 0.25
 _PATIENCE_S = 2.0

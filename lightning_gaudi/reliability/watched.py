@@ -17,8 +17,7 @@ from lightning_gaudi._core import progress
 from lightning_gaudi._core.processes.rank_monitor import STOPPED as STOPPED_STATUS
 
 from . import stacks
-from .hang_detection import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat
-from .heartbeat_store import Board
+from .heartbeat_store import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat, Board
 from .stacks import Process, Question
 
 _ASK_AFTER = 0.6

@@ -30,14 +30,12 @@ from lightning_gaudi.untrusted import printable
 
 from . import stacks
 from .cards import CardQuestion
-from .hang_detection import RUNS, SILENT_S, STOPPED, Beat, Limits, Verdict, account, judge
+from .hang_detection import Verdict, account, judge
+from .heartbeat_store import RUNS, SILENT_S, STOPPED, SURVIVED, Beat, Limits
 from .links import Links, Message
 from .slow_ranks import Slow, SlowRanks
 from .stacks import Process, innermost
 from .watched import WatchedRank
-
-SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What is sent to all processes of a program, and is for its ranks."""
 
 _POLL_S = 0.2
 _SEND_S = 0.5

@@ -2,16 +2,8 @@
 
 import pytest
 
-from lightning_gaudi.reliability.hang_detection import (
-    FAILED,
-    LEFT,
-    RUNS,
-    STOPPED,
-    Beat,
-    Limits,
-    account,
-    judge,
-)
+from lightning_gaudi.reliability.hang_detection import account, judge
+from lightning_gaudi.reliability.heartbeat_store import FAILED, LEFT, RUNS, STOPPED, Beat, Limits
 
 LIMITS = Limits(training_s=30.0, other_s=600.0)
 

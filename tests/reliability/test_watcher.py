@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from lightning_gaudi._core import progress
-from lightning_gaudi.reliability.hang_detection import LEFT, RUNS, Limits
-from lightning_gaudi.reliability.heartbeat_store import Board
+from lightning_gaudi.reliability.heartbeat_store import LEFT, RUNS, Board, Limits
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,9 +26,8 @@ import sys, json, time, ctypes, os
 sys.path.insert(0, {str(ROOT)!r})
 from lightning_gaudi._core import processes, progress
 from lightning_gaudi.reliability import stacks, watchdog, links
-from lightning_gaudi.reliability.heartbeat_store import Board
+from lightning_gaudi.reliability.heartbeat_store import Board, Limits
 from lightning_gaudi.reliability.stacks import Process
-from lightning_gaudi.reliability.hang_detection import Limits
 
 rank, host, end = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 board = Board.new(Limits(3.0, 60.0, 1.5, 2.0))

@@ -79,7 +79,7 @@ class _Store:
 )
 def _links(folder: Path) -> Parser:
     """No message of another host may raise, or leave what judging it raises of."""
-    beat = hang_detection.Beat(7, "runs", 12, "forward", True, (0, 12), None, "all_reduce", 0.25)
+    beat = heartbeat_store.Beat(7, "runs", 12, "forward", True, (0, 12), None, "all_reduce", 0.25)
     told = {
         "ranks": [1],
         "reason": "rank 1 hangs",
@@ -109,7 +109,7 @@ def _links(folder: Path) -> Parser:
         ends = watch._listen()
         beats = watch._beats
         silent_s = dict.fromkeys(beats, 0.0)
-        judged = hang_detection.judge(beats, silent_s, hang_detection.Limits(1.0, 5.0))
+        judged = hang_detection.judge(beats, silent_s, heartbeat_store.Limits(1.0, 5.0))
         return ends, judged, hang_detection.account(beats, silent_s, 2), watch._stacks
 
     def check(given: bytes, found: Any) -> None:
@@ -132,7 +132,7 @@ def _links(folder: Path) -> Parser:
 )
 def _board(folder: Path) -> Parser:
     """The memory that a rank shares with the process that watches it."""
-    own = heartbeat_store.Board.new(hang_detection.Limits(1.0, 5.0))
+    own = heartbeat_store.Board.new(heartbeat_store.Limits(1.0, 5.0))
     progress.copy_to(own.memory)
     own.order = "rank 1 hangs"
     own.give_stack("  File x, line 1\n")
