@@ -72,6 +72,11 @@ def copy_to(memory: mmap | None) -> None:
         _note(_now)
 
 
+def is_watched() -> bool:
+    """Returns whether another process reads these notes."""
+    return _copy is not None
+
+
 def _forget() -> None:
     """Stops copying in a forked process, which must not write its parent's notes."""
     global _copy

@@ -14,7 +14,7 @@ import time
 from statistics import median
 from typing import Any
 
-from lightning_gaudi._core import hooks, progress, vendor
+from lightning_gaudi._core import progress, vendor
 
 _NUM_EVENTS = 5
 """In so many steps of an interval, the last ones, the card is timed."""
@@ -70,7 +70,7 @@ class Pace:
 
     def _mark(self) -> Any:
         """Puts an event into the stream, which costs nothing but a launch; None where none is."""
-        if self._num_left > _NUM_EVENTS or vendor.is_lazy() or not hooks.has_values():
+        if self._num_left > _NUM_EVENTS or vendor.is_lazy() or not progress.is_watched():
             return None
         return vendor.record_event()
 
