@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lightning_gaudi._core.decoding import decode
+from lightning_gaudi._patches.on_import import TOOL
+from lightning_gaudi.simulator.settings import RULES
 from lightning_gaudi.untrusted import parse_json, printable
 
 FOLDER = "LIGHTNING_GAUDI_AUDIT"
@@ -24,6 +26,17 @@ _PREFIX = "record-"
 _MAX_DETAILS = 8
 _MAX_BYTES = 2**28
 _MAX_RANKS = 2**16
+
+
+def environment(folder: str, num_steps: int) -> dict[str, str]:
+    """Returns the variables that make a program record itself.
+
+    Args:
+        folder: Where its processes write their records.
+        num_steps: After how many steps it is ended.
+    """
+    tool = "lightning_gaudi.tools.audit.process"
+    return {RULES: "warn", TOOL: tool, FOLDER: folder, STEPS: str(num_steps)}
 
 
 @dataclass

@@ -15,11 +15,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from lightning_gaudi._core.processes import end_group
-from lightning_gaudi._patches.on_import import TOOL
-from lightning_gaudi.simulator.settings import RULES
 from lightning_gaudi.tools.audit import findings, page, text
 from lightning_gaudi.tools.audit.merging import Audit
-from lightning_gaudi.tools.audit.record import FOLDER, STEPS, WARM_UP, read_all
+from lightning_gaudi.tools.audit.record import WARM_UP, environment, read_all
 from lightning_gaudi.tools.command_line import simulate
 from lightning_gaudi.tools.command_line.catalog import local_file
 
@@ -81,12 +79,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if (status := simulate.prepare("`lightning-gaudi audit`")) is not None:
         return status
     with tempfile.TemporaryDirectory(prefix="lightning_gaudi_audit_") as folder:
-        env = simulate.environment(options) | {
-            RULES: "warn",
-            FOLDER: folder,
-            TOOL: "lightning_gaudi.tools.audit.process",
-            STEPS: str(options.steps),
-        }
+        env = simulate.environment(options) | environment(folder, options.steps)
         try:
             program_status = _execute(command, env)
         except OSError as error:
