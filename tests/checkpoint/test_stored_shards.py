@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning_gaudi.checkpoint.checksum import ChecksumFile
 from lightning_gaudi.checkpoint.remote import RemotePath
 from lightning_gaudi.checkpoint.stored_shards import publish, remove_shards, scratch_folder
-from lightning_gaudi.tools.command_line.consolidate import consolidate
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
 from tests.helpers.objects import address
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers

@@ -11,8 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies import DeepSpeedStrategy
 from torch import nn
 
-from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
-from lightning_gaudi.tools.command_line.consolidate import consolidate
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate, consolidated
 from tests.fabric.deepspeed_loop import adamw, cards
 from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp3
 from lightning_gaudi import HPUCheckpointIO, vendor
 from lightning_gaudi.checkpoint.files import open_mapped
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
-from lightning_gaudi.tools.command_line.consolidate import consolidate
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
 from tests.helpers.archives import DISGUISES, program
 from tests.helpers.malicious import FORMS, OBJECTS, STREAMS, Canaries, forge_manifest
 from tests.helpers.tiny import QUIET, TinyModule, batches

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from lightning_gaudi.checkpoint.errors import DamagedCheckpointError
 from lightning_gaudi.checkpoint.torch_dcp.load import load_full_checkpoint, load_full_state
 from lightning_gaudi.checkpoint.torch_dcp.save import save_sharded
-from lightning_gaudi.tools.command_line.consolidate import consolidate
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
 
 # torch says that it saves and loads in one process.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -1,4 +1,7 @@
-"""Puts a whole model in fp32 together from a sharded checkpoint, without an HPU."""
+"""Makes one file of a checkpoint in shards, and puts DeepSpeed's weights together in fp32.
+
+No HPU is needed.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from torch import Tensor
 from lightning_gaudi.untrusted import printable
 
 from ...checkpoint.errors import ADVICE, DamagedCheckpointError
+from ...checkpoint.single_file import check_output, write_single_file
+from ...checkpoint.stored_shards import fetched
+from ...checkpoint.torch_dcp import load as _dcp
+from ...checkpoint.torch_dcp.layout import is_sharded_folder
 from ...checkpoint.verify import check_folder
 from .. import library
 from . import shards as _shards, versions
@@ -140,6 +147,36 @@ def consolidated(folder: Path) -> tuple[dict[str, Any], str]:
     key = "state_dict" if _LIGHTNING in checkpoint else name
     with _shards.as_damage(folder):
         return {key: _materialized(weights(shards)), **checkpoint}, key
+
+
+def consolidate(folder: str | Path, output: Path) -> None:
+    """Writes a checkpoint in shards to one file, which takes the place of `output` when complete.
+
+    Args:
+        folder: The folder or address to which DeepSpeed, FSDP or tensor parallel has saved.
+        output: The file to write. It ends with `.safetensors` for the weights alone, or with
+            `.ckpt` or `.pt` for all that was saved but DeepSpeed's optimizer.
+
+    Raises:
+        ImportError: DeepSpeed has saved it, and is not installed.
+        OSError: There is no such checkpoint, a file of it is missing, or `output` cannot be
+            written.
+        ValueError: A file is damaged or not trusted, or `output` has another suffix.
+    """
+    check_output(output)
+    with fetched(folder, is_alone=True) as found:
+        if "://" in str(found):
+            raise FileNotFoundError(
+                f"There is no checkpoint in shards at {folder}. Pass the address that it was saved "
+                "to."
+            )
+        path = Path(found)
+        if not is_sharded_folder(path):
+            write_single_file(*consolidated(path), output)
+        elif output.suffix == ".safetensors":
+            write_single_file({"model": _dcp.load_full_state(path)}, "model", output)
+        else:
+            write_single_file(_dcp.load_full_checkpoint(path), "state_dict", output)
 
 
 def _extras(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         options.error(f"unrecognized arguments after --: {' '.join(command)}")
     # DeepSpeed looks for an accelerator when it is imported, and none is needed here.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
+
     try:
         _check_installed(options.output)
         consolidate(options.folder, options.output)
@@ -69,45 +71,3 @@ def _check_installed(output: Path) -> None:
             f"safetensors; or pass {output.stem}.ckpt, which needs none.",
             name="safetensors",
         )
-
-
-def consolidate(folder: str | Path, output: Path) -> None:
-    """Writes a checkpoint in shards to one file, which takes the place of `output` when complete.
-
-    Args:
-        folder: The folder or address to which DeepSpeed, FSDP or tensor parallel has saved.
-        output: The file to write. It ends with `.safetensors` for the weights alone, or with
-            `.ckpt` or `.pt` for all that was saved but DeepSpeed's optimizer.
-
-    Raises:
-        ImportError: DeepSpeed has saved it, and is not installed.
-        OSError: There is no such checkpoint, a file of it is missing, or `output` cannot be
-            written.
-        ValueError: A file is damaged or not trusted, or `output` has another suffix.
-    """
-    from lightning_gaudi.checkpoint.single_file import check_output
-    from lightning_gaudi.checkpoint.stored_shards import fetched
-
-    check_output(output)
-    with fetched(folder, is_alone=True) as found:
-        if "://" in str(found):
-            raise FileNotFoundError(
-                f"There is no checkpoint in shards at {folder}. Pass the address that it was saved "
-                "to."
-            )
-        _write(Path(found), output)
-
-
-def _write(folder: Path, output: Path) -> None:
-    from lightning_gaudi.checkpoint.single_file import write_single_file
-    from lightning_gaudi.checkpoint.torch_dcp import load
-    from lightning_gaudi.checkpoint.torch_dcp.layout import is_sharded_folder
-
-    if not is_sharded_folder(folder):
-        from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidated
-
-        write_single_file(*consolidated(folder), output)
-    elif output.suffix == ".safetensors":
-        write_single_file({"model": load.load_full_state(folder)}, "model", output)
-    else:
-        write_single_file(load.load_full_checkpoint(folder), "state_dict", output)

@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch.distributed.tensor import DTensor
 from transformers import T5ForConditionalGeneration
 
-from lightning_gaudi.tools.command_line.consolidate import consolidate
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
 from recipes.common.export import export
 from recipes.t5_summarization.module import T5Summarization
 from recipes.t5_summarization.sharding import shard

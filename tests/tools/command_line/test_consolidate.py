@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lightning_gaudi.deepspeed.checkpoint.consolidate import consolidate
 from lightning_gaudi.tools.command_line import main
-from lightning_gaudi.tools.command_line.consolidate import consolidate
 from tests.helpers.forked import fork_module
 from tests.helpers.tiny import QUIET
 from tests.helpers.trainers import run_trainers
