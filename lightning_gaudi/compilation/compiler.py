@@ -46,6 +46,9 @@ class Compiler:
         strategy: Whose models they are.
     """
 
+    explaining = staticmethod(model.explaining_double_backward)
+    """A block with a backward pass, whose error about compiled code it explains."""
+
     def __init__(self, strategy: Compiling) -> None:
         self._strategy = strategy
         self._compiled: tuple[Any, ...] = ()

@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_gaudi._core.deepspeed_versions import warn_if_untested
 from lightning_gaudi._patches.deepspeed import set_variables
 
+from ..distributed.devices import select_card
 from ..distributed.strategy import RankedMixin
 from . import library
 from .config import load as settings
@@ -110,7 +111,7 @@ class DeepSpeedMixin(RankedMixin):
     def setup_environment(self) -> None:
         """Chooses this rank's card, prepares it, then connects all ranks."""
         warn_if_untested()
-        self._select_card()
+        select_card(self.parallel_devices, self.local_rank)
         self._variables = (*self._variables, *set_variables())
         prepare(self.deepspeed_config)
         # Skips the method of Lightning's DeepSpeedStrategy, which refuses all devices but GPUs.

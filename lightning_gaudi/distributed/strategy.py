@@ -22,11 +22,7 @@ from lightning_gaudi.compilation.model import CompiledWhole, check_options
 from lightning_gaudi.compilation.settings import SETTING as COMPILATION, Choice, Compilation
 from lightning_gaudi.reliability import watchdog
 from lightning_gaudi.reliability.guard import RunGuard
-from lightning_gaudi.reliability.settings import (
-    SETTING as RELIABILITY,
-    ReliabilitySettings,
-    as_told,
-)
+from lightning_gaudi.reliability.settings import SETTING as RELIABILITY, ReliabilitySettings
 from lightning_gaudi.strategy_table import names_of
 
 from . import process_group
@@ -140,12 +136,6 @@ class HPUMixin(_Base):  # type: ignore[misc]
         vendor.end_graph()
         self.compiler.note_step()
         self.guard.step()
-
-    @override
-    @as_told
-    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads a checkpoint, and runs nothing in it unless this strategy trusts it."""
-        return super().load_checkpoint(*args, **kwargs)
 
     @override
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -291,12 +281,9 @@ class RankedMixin(HPUMixin):
     @override
     def setup_environment(self) -> None:
         """Chooses this rank's card, prepares it, then connects all ranks."""
-        self._select_card()
-        super().setup_environment()
-
-    def _select_card(self) -> None:
         assert self.parallel_devices is not None
         select_card(self.parallel_devices, self.local_rank)
+        super().setup_environment()
 
     @override
     def setup_distributed(self) -> None:

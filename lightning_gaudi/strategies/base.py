@@ -23,10 +23,10 @@ from typing_extensions import override
 
 from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.tied_weights import kept_tied
-from lightning_gaudi.compilation.model import explaining_double_backward
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
+from lightning_gaudi.reliability.settings import as_told
 from lightning_gaudi.untrusted import printable
 
 from ..checkpoint.errors import damage_on_all_ranks
@@ -143,7 +143,7 @@ class HPUStrategy(HPUMixin):
         """Runs the backward pass, and hands the loss to the guard."""
         self.guard.loss(args[0] if args else kwargs["closure_loss"])
         self.guard.note("backward")
-        with explaining_double_backward():
+        with self.compiler.explaining():
             loss: Tensor = super().backward(*args, **kwargs)
         return loss
 
@@ -184,8 +184,9 @@ class HPUStrategy(HPUMixin):
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     @override
+    @as_told
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Reads a checkpoint; all ranks refuse a damaged one."""
+        """Loads a checkpoint as far as it is trusted; all ranks refuse a damaged one."""
         with damage_on_all_ranks() if self.is_ranked else nullcontext():
             checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         return checkpoint

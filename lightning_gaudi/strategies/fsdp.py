@@ -12,6 +12,7 @@ from torch.nn import Module
 from typing_extensions import override
 
 from ..distributed import fsdp
+from ..distributed.devices import select_card
 from ..distributed.sharding import FSDPMixin
 from ..precision.fsdp import HPUFSDPPrecision
 from .sharded import ShardedHPUStrategy
@@ -42,9 +43,10 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
     def setup_environment(self) -> None:
         """Chooses this rank's card, prepares it, then connects all ranks over HCCL."""
         assert self.accelerator is not None
+        assert self.parallel_devices is not None
         # Lightning's method gives the process group a device, and makes meshes of CUDA devices
         # (2.6, `FSDPStrategy.setup_environment`).
-        self._select_card()
+        select_card(self.parallel_devices, self.local_rank)
         self.accelerator.setup_device(self.root_device)
         fsdp.check_fp16(self.precision_plugin.precision, self.mixed_precision)
         self.setup_distributed()

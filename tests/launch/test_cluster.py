@@ -22,6 +22,7 @@ from lightning_gaudi._core import vendor
 from lightning_gaudi._core.launched import LAUNCHERS
 from lightning_gaudi.distributed import cluster
 from lightning_gaudi.distributed.cluster import OpenMPIEnvironment
+from lightning_gaudi.distributed.devices import select_card
 from lightning_gaudi.distributed.launchers import check_spawn
 from tests.helpers.ports import free_port
 from tests.helpers.tiny import TinyModule, batches, hpu_trainer
@@ -369,7 +370,7 @@ def test_processes_that_see_one_card_each_drive_it(
     cluster.check_world_size(
         strategy.cluster_environment, strategy.num_processes, strategy.num_nodes
     )
-    strategy._select_card()
+    select_card(strategy.parallel_devices, strategy.local_rank)
     assert os.environ["HLS_MODULE_ID"] == "5"
 
 

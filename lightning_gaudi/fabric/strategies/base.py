@@ -19,9 +19,9 @@ from typing_extensions import override
 from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
-from lightning_gaudi.compilation.model import explaining_double_backward
 from lightning_gaudi.data.resumable import ResumableLoaders
 from lightning_gaudi.reliability.guard import Part
+from lightning_gaudi.reliability.settings import as_told
 
 from ...checkpoint.errors import damage_on_all_ranks
 from ...checkpoint.io import HPUCheckpointIO
@@ -101,7 +101,7 @@ class HPUStrategy(HPUMixin):
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
         """Runs backward, then ends the graph."""
         self.guard.loss(tensor)
-        with explaining_double_backward():
+        with self.compiler.explaining():
             super().backward(tensor, module, *args, **kwargs)
         vendor.end_graph()
 
@@ -117,8 +117,9 @@ class HPUStrategy(HPUMixin):
         super().save_checkpoint(*args, **kwargs)
 
     @override
+    @as_told
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Loads a checkpoint; all ranks refuse a damaged one."""
+        """Loads a checkpoint as far as it is trusted; all ranks refuse a damaged one."""
         with damage_on_all_ranks() if self.is_ranked else nullcontext():
             checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
         return checkpoint
