@@ -10,7 +10,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from lightning_gaudi.data import (
-    BucketBatchSampler,
     BucketDataLoader,
     cache_folder,
     evaluation_loader,
@@ -224,8 +223,7 @@ class BertData(RecipeData):
 
     def _dataloader(self, split: str) -> BucketDataLoader:
         is_training, dataset = split == "train", self.datasets[split]
-        names = ("batch_size", "num_workers", "seed")
-        batch_size, workers, seed = (self.hparams[name] for name in names)
+        batch_size = self.hparams["batch_size"]
         num_ranks = 1 if self.trainer is None else self.trainer.world_size
         if not len(dataset):
             raise UserError(
@@ -241,20 +239,14 @@ class BertData(RecipeData):
                 f"The training text fills {len(dataset)} row(s), less than one batch of "
                 f"data.batch_size={batch_size}{on}. Use more text, or a smaller batch."
             )
-        options = {"num_workers": workers, "persistent_workers": workers > 0}
         if not is_training:
             names = ("masked_labels", "next_sentence_labels")
-            return evaluation_loader(dataset, batch_size, collate, label_names=names, **options)
+            return evaluation_loader(
+                dataset, batch_size, collate, label_names=names, **self.workers
+            )
         length = self.row_shape.max_seq_length
-        order = BucketBatchSampler(
-            np.full(len(dataset), length),
-            [length],
-            batch_size,
-            shuffle=True,
-            seed=seed,
-            multiple_of=accumulated,
-        )
-        return BucketDataLoader(dataset, order, collate, with_epoch=True, **options)
+        order = self.sampler(np.full(len(dataset), length), [length], is_training=True)
+        return BucketDataLoader(dataset, order, collate, with_epoch=True, **self.workers)
 
 
 def _is_folder(tokenizer: str) -> bool:

@@ -70,6 +70,26 @@ class RecipeData(LightningDataModule):
         shares = strategy.distributed_sampler_kwargs
         return {"num_ranks": shares["num_replicas"], "rank": shares["rank"]}
 
+    def sampler(
+        self, lengths: Any, boundaries: Sequence[int], *, is_training: bool
+    ) -> BucketBatchSampler:
+        """Returns the batches of this rank: shuffled in training, in whole optimizer steps."""
+        return BucketBatchSampler(
+            lengths,
+            boundaries,
+            self.samples_per_batch(is_training),
+            shuffle=is_training,
+            seed=self.hparams["seed"],
+            multiple_of=self.num_accumulated,
+            **self.ranks,
+        )
+
+    @property
+    def workers(self) -> dict[str, Any]:
+        """The arguments of a loader for the processes that prepare its batches."""
+        number = self.hparams["num_workers"]
+        return {"num_workers": number, "persistent_workers": number > 0}
+
     def resumed(self, loader: BucketDataLoader) -> BucketDataLoader:
         """Returns the training loader, at the place of the checkpoint if one is resumed."""
         self._train_loader = loader

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
-    BucketBatchSampler,
     BucketDataLoader,
     PackDataset,
     embedded_documents,
@@ -222,22 +221,8 @@ class MrpcData(RecipeData):
                 max_pairs=most,
                 mean_pairs=batch_size * dataset.samples_per_pack,
             )
-        sampler = BucketBatchSampler(
-            lengths,
-            boundaries,
-            batch_size,
-            shuffle=split == "train",
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated,
-        )
-        workers = settings["num_workers"]
-        return BucketDataLoader(
-            dataset,
-            sampler,
-            collate_fn,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-        )
+        sampler = self.sampler(lengths, boundaries, is_training=split == "train")
+        return BucketDataLoader(dataset, sampler, collate_fn, **self.workers)
 
     def _boundaries(self, dataset: EncodedPairs) -> list[int]:
         limit, number = self.hparams["max_length"], self.hparams["num_buckets"]

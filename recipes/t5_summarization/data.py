@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
-    BucketBatchSampler,
     BucketDataLoader,
     PackDataset,
     fitting_capacity,
@@ -182,7 +181,7 @@ class SummarizationData(RecipeData):
     def train_dataloader(self) -> BucketDataLoader:
         rows = self.dataset("train")
         is_packed = self.hparams["max_sequences_per_pack"] != 1
-        loader = self._packed_loader(rows) if is_packed else self._loader(rows, shuffle=True)
+        loader = self._packed_loader(rows) if is_packed else self._loader(rows, is_training=True)
         return self.resumed(loader)
 
     def val_dataloader(self) -> list[BucketDataLoader]:
@@ -230,16 +229,8 @@ class SummarizationData(RecipeData):
         target_length = fitting_capacity(lengths, source_length, max_samples=most)
         sizes = (source_length, target_length)
         packs = PackDataset(rows, pack_together(lengths.tolist(), sizes, max_samples=most))
-        batch_size, workers = self.samples_per_batch(is_training=True), settings["num_workers"]
-        sampler = BucketBatchSampler(
-            [source_length] * len(packs),
-            [source_length],
-            batch_size,
-            shuffle=True,
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated,
-            **self.ranks,
-        )
+        sampler = self.sampler([source_length] * len(packs), [source_length], is_training=True)
+        batch_size = self.samples_per_batch(is_training=True)
         num_targets = float(rows.targets.lengths.mean()) * packs.samples_per_pack
         return BucketDataLoader(
             packs,
@@ -250,28 +241,19 @@ class SummarizationData(RecipeData):
                 target_length=target_length,
                 mean_targets=batch_size * num_targets,
             ),
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            **self.workers,
         )
 
-    def _loader(self, rows: TokenizedRows, shuffle: bool = False) -> BucketDataLoader:
+    def _loader(self, rows: TokenizedRows, is_training: bool = False) -> BucketDataLoader:
         settings, lengths = self.hparams, rows.sources.lengths
-        batch_size, workers = self.samples_per_batch(is_training=shuffle), settings["num_workers"]
+        batch_size = self.samples_per_batch(is_training)
         number, longest = settings["num_buckets"], settings["max_source_length"]
         boundaries = [longest] if number is None else optimal_buckets(lengths, number)
         pad_token = self._tokenizer().pad_token_id
         num_targets = float(rows.targets.lengths.mean())
         if settings["loss_on_padding"]:
             num_targets = settings["max_target_length"]
-        sampler = BucketBatchSampler(
-            lengths,
-            boundaries,
-            batch_size,
-            shuffle=shuffle,
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated,
-            **self.ranks,
-        )
+        sampler = self.sampler(lengths, boundaries, is_training=is_training)
         return BucketDataLoader(
             rows,
             sampler,
@@ -282,8 +264,7 @@ class SummarizationData(RecipeData):
                 max_target_length=settings["max_target_length"],
                 mean_targets=batch_size * num_targets,
             ),
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            **self.workers,
         )
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:

@@ -9,7 +9,6 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
-    BucketBatchSampler,
     BucketDataLoader,
     embedded_documents,
     pad_batch,
@@ -214,21 +213,11 @@ class TextData(PromptData):
         return self._streams[split]
 
     def _loader(self, split: str) -> BucketDataLoader:
-        settings, size = self.hparams, self.hparams["block_size"]
+        size = self.hparams["block_size"]
         dataset = Blocks(self._stream(split), size)
-        sampler = BucketBatchSampler(
-            np.full(len(dataset), size),
-            [size],
-            self.samples_per_batch(is_training=split == "train"),
-            shuffle=split == "train",
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated,
-            **self.ranks,
-        )
-        workers = settings["num_workers"]
-        return BucketDataLoader(
-            dataset, sampler, _collate, num_workers=workers, persistent_workers=workers > 0
-        )
+        lengths = np.full(len(dataset), size)
+        sampler = self.sampler(lengths, [size], is_training=split == "train")
+        return BucketDataLoader(dataset, sampler, _collate, **self.workers)
 
     def _read_prompts(self) -> list[Prompt]:
         settings, tokenizer = self.hparams, self.get_tokenizer()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gaudi.data import BucketBatchSampler, BucketDataLoader
+from lightning_gaudi.data import BucketDataLoader
 from recipes.common.data import RecipeData
 from recipes.common.errors import UserError
 from recipes.common.prompts import given_prompts
@@ -138,25 +138,14 @@ class TextToImageData(RecipeData):
         return NoisyPictures(self.split(split), pairs, dropout, self.hparams["seed"])
 
     def _loader(self, dataset: Any, is_training: bool) -> BucketDataLoader:
-        settings = self.hparams
-        sampler = BucketBatchSampler(
-            np.full(len(dataset), _ONE_SHAPE),
-            [_ONE_SHAPE],
-            self.samples_per_batch(is_training),
-            shuffle=is_training,
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated if is_training else 1,
-            **self.ranks,
-        )
+        shapes = np.full(len(dataset), _ONE_SHAPE)
         has_noise = isinstance(dataset, NoisyPictures)
-        workers = settings["num_workers"] if is_training else 0
         return BucketDataLoader(
             dataset,
-            sampler,
+            self.sampler(shapes, [_ONE_SHAPE], is_training=is_training),
             _collate if has_noise else _collate_requests,
             with_epoch=has_noise,
-            num_workers=workers,
-            persistent_workers=workers > 0,
+            **(self.workers if is_training else {}),
         )
 
 
