@@ -1,8 +1,10 @@
-"""What `hl-smi` says of one card: why the rank that drives it may be slow.
+"""Asks `hl-smi` about one card, to say why the rank that drives it may be slow.
 
-Source: Intel Gaudi documentation, "System Management Interface Tool (hl-smi)": what may be
-asked for by `-Q`; temperature in degrees Celsius, utilization in percent. Clocks are not in all
-releases' lists, and what one does not know it refuses as a whole, so that they are asked for apart.
+Temperatures are in degrees Celsius, and utilization is in percent. Clocks are not in the lists of
+all releases. `hl-smi` refuses a query as a whole if it does not know one of its names, so clocks
+have a query of their own.
+
+Source: Intel Gaudi documentation, "System Management Interface Tool (hl-smi)", the option `-Q`.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ _CLOCKS = {"clocks.current.soc": "clock", "clocks.limit.soc": "of at most"}
 
 
 class CardQuestion:
-    """Asks `hl-smi` for one card, and waits for nothing.
+    """Asks `hl-smi` about one card, without waiting for the answer.
 
     Args:
-        tool: Where `hl-smi` is; None where it is not installed.
+        tool: The path of `hl-smi`; None where it is not installed.
         module: The card's slot in its server.
     """
 
@@ -42,7 +44,7 @@ class CardQuestion:
             self._processes.append((fields, self._start(str(tool), fields)))
 
     def _start(self, tool: str, fields: dict[str, str]) -> Any:
-        import subprocess  # the watching process starts without it
+        import subprocess  # imported only here, so that the watching process starts fast
 
         command = [tool, "-Q", ",".join(["module_id", *fields]), "-f", "csv,noheader"]
         try:
@@ -59,13 +61,15 @@ class CardQuestion:
             return None
 
     def answer(self) -> str | None:
-        """Returns what it says, in words; None as long as it has not answered."""
+        """Returns what `hl-smi` says, in words; None as long as it has not answered."""
         running = [each for _, each in self._processes if each is not None and each.poll() is None]
         if running:
             if time.monotonic() - self._asked_at < _PATIENCE_S:
                 return None
             for each in running:
-                each.kill()  # a driver that hangs keeps it in the kernel: nobody waits for it
+                # A driver that hangs keeps it in the kernel, even killed. So nobody waits for it,
+                # and it gets a return code here, without which `Popen` would wait or warn.
+                each.kill()
                 each.returncode = -9
             self._read_all()
             return f"module {self._module}: hl-smi does not answer"

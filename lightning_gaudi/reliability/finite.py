@@ -1,4 +1,4 @@
-"""`FiniteLosses`: losses that are looked at once in many steps, not in each, for NaN and inf."""
+"""`FiniteLosses` looks for NaN and inf in the losses of many steps at once, not in each step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 MAX_STEPS = 1000
-"""After how many steps losses are looked at, at the latest."""
+"""The largest number of steps after which losses are looked at."""
 
 NUM_LEFT_OUT = 2
-"""How many steps in a row may have such a loss where the loss is scaled, in float16. Then a step
-whose gradients overflow is left out and the scale is lowered: the weights stay as they were."""
+"""How many steps in a row may have such a loss where losses are scaled, as in float16.
+
+A step whose gradients overflow is left out there, and the scale is lowered: the weights stay as
+they were."""
 
 
 class LossNotFiniteError(ArithmeticError):
-    """A loss was NaN or infinite; the message names step and rank."""
+    """Says that a loss was NaN or infinite; the message names step and rank."""
 
 
 class BadLoss(NamedTuple):
@@ -30,10 +32,10 @@ class BadLoss(NamedTuple):
 
 
 class FiniteLosses:
-    """The losses of an interval of steps, on the device, for which nobody waits."""
+    """Holds the losses of an interval of steps on the device, where nobody waits for them."""
 
     def __init__(self, num_left_out: int = 0) -> None:
-        """Knows none yet.
+        """Starts without losses.
 
         Args:
             num_left_out: How many steps in a row may have a loss that is not finite.
@@ -50,25 +52,25 @@ class FiniteLosses:
         """Remembers a loss; it stays where it is, and nothing is computed.
 
         Args:
-            loss: Of any shape, on any device; more than one element are summed up.
+            loss: Has any shape, on any device; the elements of a larger one are summed up.
             step: The step of the optimizer that it is for, from 1 on.
         """
+        # Without its graph, whose activations would otherwise stay in memory until the next look.
         loss = loss.detach()
-        if hasattr(loss, "to_local"):  # of a DTensor, what this rank has
+        if hasattr(loss, "to_local"):  # a DTensor, of which this rank looks at its own part
             loss = loss.to_local()
         self._losses.append(loss if loss.numel() == 1 else loss.sum())
         self._steps.append(step)
 
     def first_bad(self, *, ends_interval: bool, is_lazy: bool) -> BadLoss | None:
-        """Returns the first loss not looked at yet that is not finite; waits for all of them.
+        """Returns the first loss since the last look that is not finite; waits for the device.
 
-        Where some may be left out, it is the first of a row that is too long; and the last one that
-        was left out is in `left_out`.
+        Where steps may be left out, it is the first loss of too many in a row, and `left_out` is
+        the last one whose step was left out.
 
         Args:
-            ends_interval: Whether another interval begins; else a checkpoint is due within one.
-            is_lazy: In lazy mode to copy losses together is a graph for each number of them. So it
-                is done for the number that an interval usually has, and others come one by one.
+            ends_interval: Whether an interval ends here; else a checkpoint is saved within one.
+            is_lazy: Whether the card runs in lazy mode.
         """
         losses, steps = self._losses[self._num_seen :], self._steps[self._num_seen :]
         num_losses = len(self._losses)
@@ -78,6 +80,8 @@ class FiniteLosses:
             values = []
         elif not is_lazy:
             values = _together(losses)
+        # In lazy mode a copy of several losses is a graph of its own for each number of them. Only
+        # the number that an interval usually has is worth one; other losses are copied one by one.
         elif ends_interval and num_losses == self._usual_num:
             values = _together(self._losses)[self._num_seen :]
         else:
@@ -104,6 +108,7 @@ class FiniteLosses:
 
 
 def _together(losses: Sequence[Tensor]) -> list[float]:
+    """Copies all losses to the host at once, so that the host waits one time."""
     values: list[float] = torch.cat([loss.reshape(1) for loss in losses]).tolist()
     return values
 
@@ -112,8 +117,8 @@ def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFini
     """Returns the error that names the first loss that was not finite.
 
     Args:
-        found: By rank; at least one is a loss.
-        ended_after: The step of the optimizer that was the last.
+        found: What each rank has found, by rank; at least one is a loss.
+        ended_after: The last step that the optimizer has made.
     """
     bad, rank = min((bad, rank) for rank, bad in enumerate(found) if bad is not None)
     return LossNotFiniteError(
@@ -125,7 +130,7 @@ def not_finite(found: Sequence[BadLoss | None], ended_after: int) -> LossNotFini
 
 
 def left_out(bad: BadLoss) -> str:
-    """Returns what is said once of a loss whose step changes no weights."""
+    """Returns the message, said once, on a loss whose step changes no weights."""
     return (
         f"the loss of step {bad.step} is {bad.value}. Where losses are scaled, in float16, its "
         f"step is left out and the run goes on; {NUM_LEFT_OUT + 1} such steps in a row end it"

@@ -1,9 +1,9 @@
-"""`RunGuard`: what keeps a run; a strategy of the Trainer's or of Fabric's tells it what happens.
+"""`RunGuard` passes the events of a run from a strategy on to the parts that keep the run.
 
-Behind it are parts, each of which one can read, and switch off, alone: losses that are not finite
-end the run (`LossWatch`), and in the Trainer exact resume, signals and asynchronous saving
-(`strategies.parts`, `strategies.signals`), in Fabric the loaders that go on where they stood
-(`data.resumable`). Where the run is, is noted for the watchdog (`watchdog`).
+Each part can be read, and switched off, by itself. `LossWatch` ends a run whose loss is not finite.
+The Trainer's strategies add exact resume, signals and asynchronous saving (`strategies.parts`,
+`strategies.signals`), and Fabric's add loaders that go on where they stood (`data.resumable`). The
+guard also notes for the watchdog where the run is (`watchdog`).
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .settings import ReliabilitySettings
 
 
 class Run(Protocol):
-    """What the parts ask of a strategy."""
+    """Declares what the parts need of a strategy."""
 
     @property
     def reliability(self) -> ReliabilitySettings:
-        """What the user wants to be kept."""
+        """The user's settings."""
 
     @property
     def steps_per_look(self) -> int:
-        """After how many steps of the optimizer losses are looked at."""
+        """The number of steps of the optimizer between two looks at the losses."""
 
     @property
     def leaves_steps_out(self) -> bool:
-        """Whether a step whose gradients are not finite is left out, as where losses are scaled."""
+        """Whether a step with gradients that are not finite is left out, as with loss scaling."""
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Returns what all ranks (or any of them) decided."""
+        """Returns whether all ranks (or any of them) have decided so."""
 
     def of_all_ranks(self, value: Any) -> list[Any]:
-        """Returns a value of each rank, by rank; all ranks call it."""
+        """Returns the values of all ranks, by rank; all ranks call it."""
 
 
 class Part:
-    """One thing that keeps a run. Each event does nothing, unless a part has a use for it."""
+    """One thing that keeps a run; a part overrides the events that it has a use for."""
 
     def begin(self) -> None:
         """Is called when a model has been set up."""
@@ -60,13 +60,13 @@ class Part:
         """Is called when a batch is about to be trained on."""
 
     def loss(self, loss: Tensor, step: int) -> None:
-        """Backward is about to run from a loss, for a step of the optimizer, from 1 on."""
+        """Is called when backward is about to run from a loss, for a step numbered from 1 on."""
 
     def step(self, number: int) -> None:
         """Is called when the optimizer has made a step, from 1 on."""
 
     def save(self, state: Any) -> None:
-        """Is called before a checkpoint is written; what is put into `state` is in it."""
+        """Is called before a checkpoint is written; what it puts into `state` is saved, too."""
 
     def load(self, state: Any) -> None:
         """Is called when a checkpoint has been read, to go on from."""
@@ -82,11 +82,11 @@ class Part:
 
 
 class RunGuard:
-    """Passes on what happens in a run to its parts, in their order, and notes where the run is.
+    """Passes the events of a run on to its parts, in their order, and notes where the run is.
 
     Args:
         run: The strategy.
-        parts: Beside the losses, which come first.
+        parts: The parts that follow the watch over the losses.
     """
 
     def __init__(self, run: Run, parts: Sequence[Part] = ()) -> None:
@@ -94,17 +94,18 @@ class RunGuard:
         self.parts: Sequence[Part] = (self.losses, *parts)
         self._pace = Pace(run) if getattr(run, "is_ranked", False) else None
         self.num_steps = 0
-        """Steps of the optimizer."""
+        """The number of steps that the optimizer has made."""
         self._first_step = 0
 
     def note(self, place: str, step: int | None = None, *, new_batch: bool = False) -> None:
-        """Notes for the watchdog where this rank is; its first step may compile for long.
+        """Notes for the watchdog where this rank is.
 
         Args:
             place: In a word or two.
             step: The step of the optimizer, from 1 on; by default that of the last note.
             new_batch: Whether the next batch begins here.
         """
+        # The first step may compile for long, so the shorter limit of training starts after it.
         is_training = self.num_steps > self._first_step
         progress.enter(place, step, is_training=is_training, new_batch=new_batch)
 
@@ -122,13 +123,13 @@ class RunGuard:
             part.loader(loader)
 
     def start(self, num_steps: int) -> None:
-        """Training starts, after so many steps of the optimizer."""
+        """Is called when training starts, after so many steps of the optimizer."""
         self.num_steps = self._first_step = num_steps
         for part in self.parts:
             part.start()
 
     def batch(self, num_steps: int) -> None:
-        """A batch is about to be trained on, after so many steps of the optimizer."""
+        """Is called before a batch is trained on, after so many steps of the optimizer."""
         self.num_steps = num_steps
         for part in self.parts:
             part.batch()
@@ -149,7 +150,7 @@ class RunGuard:
         self.note("between two steps", self.num_steps)
         for part in self.parts:
             part.step(self.num_steps)
-        if self._pace is not None:  # last: others may wait there for the card
+        if self._pace is not None:  # after the parts, which may wait for the card to read losses
             self._pace.step(self.num_steps)
 
     def save(self, state: Any) -> None:
@@ -180,9 +181,9 @@ class RunGuard:
 
 
 class LossWatch(Part):
-    """A loss that is not finite ends the run, and is in no checkpoint (`stop_on_nan`).
+    """Ends the run at a loss that is not finite, before it gets into a checkpoint (`stop_on_nan`).
 
-    Losses stay on the device and are looked at together, once an interval and before a save.
+    Losses stay on the device, and are looked at together: once in an interval, and before a save.
 
     Args:
         run: The strategy.
@@ -216,7 +217,7 @@ class LossWatch(Part):
             self.check(ends_interval=True)
 
     def save(self, state: Any) -> None:
-        """Looks at the losses: none that is not finite gets into a checkpoint."""
+        """Looks at the losses, so that none that is not finite gets into a checkpoint."""
         self.check()
 
     def end(self) -> None:
@@ -224,13 +225,13 @@ class LossWatch(Part):
         self.check()
 
     def check(self, *, ends_interval: bool = False) -> None:
-        """Raises on all ranks if a loss of any was not finite; waits for the device.
+        """Raises on all ranks if a loss of any rank was not finite; waits for the device.
 
         Args:
-            ends_interval: Whether this is where they are always looked at.
+            ends_interval: Whether an interval ends here.
 
         Raises:
-            LossNotFiniteError: One was not.
+            LossNotFiniteError: A loss was not finite.
         """
         if self._is_trial or not self._run.reliability.stop_on_nan:
             return
@@ -245,7 +246,7 @@ class LossWatch(Part):
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Lets no loss end the run in this block: its steps are tried and taken back."""
+        """Lets no loss end the run in this block, whose steps are tried and taken back."""
         self._is_trial = True
         try:
             yield

@@ -1,15 +1,15 @@
-"""Which rank hangs, judged by what is known of each: no process, no network, no clock.
+"""Judges which rank hangs from what is known of each, without processes, network or clock.
 
 A rank hangs relative to others. Alone it may compile, save or download for as long as it takes. It
 hangs if it has not moved for longer than its limit, waits for nobody, and others do wait: they are
-in a collective, or further than it. The limit is the watchdog's within training, from the end of a
-fit's first step to the end of its last, and the process group's elsewhere; also where a rank
-computes in a call for the card, as when it compiles.
+in a collective, or further than it. Within training, from the end of a fit's first step to the end
+of its last, the limit is the watchdog's. Elsewhere it is the process group's, and so it is where a
+rank computes in a call for the card, as when it compiles.
 
-A rank waits if it has noted so, or if its stack shows a call that waits for the card: there it may
-let no Python run, and may be said to be silent, but is not to blame as long as somebody else is. Of
-two that stand at the same place, one in Python and one in C code that lets no Python run, the first
-is the one that others wait for: what holds back Python is the vendor's code as a rule.
+A rank waits if it has noted so, or if its stack shows a call that waits for the card. There it may
+run no Python, and seem silent, but it is not to blame as long as another rank is. Of two ranks at
+the same place, one in Python and one in C code that holds the GIL, the others wait for the first:
+the code that holds the GIL is the vendor's as a rule.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from .heartbeat_store import (
 )
 
 LEFT_S = 10.0
-"""How long others may still stand where they are when a rank has left with an error."""
+"""How many seconds others may still stand where they are after a rank has left with an error."""
 
 _MAX_LINES = 8
 
 
 class Verdict(NamedTuple):
-    """Why all ranks end."""
+    """Says why all ranks end."""
 
     ranks: tuple[int, ...]
-    """Those that hang or are dead; none if it cannot be told."""
+    """The ranks that hang or are dead; empty if that cannot be told."""
     reason: str
 
 
 def judge(
     beats: Mapping[int, Beat], silent_s: Mapping[int, float], limits: Limits
 ) -> Verdict | None:
-    """Returns whether ranks have died or hang, and which.
+    """Returns which ranks have died or hang; None if none has.
 
     Args:
-        beats: What was last heard of each rank, or of those that are known.
-        silent_s: For how long nothing has been heard since, in seconds.
+        beats: The last heartbeat of each rank that is known.
+        silent_s: How many seconds nothing has been heard of each since.
         limits: How long a rank may stand still.
     """
     if dead := _dead(beats):
@@ -71,7 +71,7 @@ def judge(
 
 
 class _Scene:
-    """The ranks that run, and how long each may still stand."""
+    """Holds the ranks that run, and finds those that hang among them."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class _Scene:
     ) -> None:
         self._running, self._still, self._silent_s = running, still, silent_s
         self._limits = limits
-        # Of a silent rank nobody knows where it has come to since: as far as the others, at most.
+        # Where a silent rank has come to since is not known; it is as far as the others at most.
         self._is_training = any(beat.is_training for beat in running.values())
         self._notes = {
             rank for rank in running if running[rank].collective and self._is_heard(rank)
         }
-        """Those that have noted that they wait."""
+        """The ranks that have noted that they wait."""
         self._in_call = {
             rank
             for rank, beat in running.items()
             if beat.waits and self._is_heard(rank) and rank not in self._notes
         }
-        """Those whose stack shows that they wait, or work, for the card."""
-        # What is asked of all others for each rank is known beforehand: ranks may be thousands.
+        """The ranks whose stack shows that they wait, or work, for the card."""
+        # Computed once, and not anew for each of what may be thousands of ranks.
         self._furthest = max((b.position for b in running.values() if b.is_training), default=None)
         self._furthest_in_call = max((running[r].position for r in self._in_call), default=None)
         self._witness_s = max((still[r] for r in running if self._is_heard(r)), default=0.0)
@@ -114,16 +114,17 @@ class _Scene:
         return self._still[rank] > self._limit(rank)
 
     def _has_witness(self, rank: int) -> bool:
-        """Tells whether somebody of whom one hears stands still as well, where this one is silent.
+        """Returns whether another rank, which is heard of, stands still as well as a silent one.
 
-        A host may be silent because of its watching process alone, while the ranks train on.
+        A host may be silent only because its watching process is, while its ranks train on. Then
+        the others do not stand still.
         """
         if self._is_heard(rank):
             return True
         return self._witness_s > self._limit(rank) / 2
 
     def hung(self) -> list[int]:
-        """Returns the ranks that hang, by what is most certain first."""
+        """Returns the ranks that hang, by the most certain sign that any shows."""
         alone = [rank for rank in self._late if rank not in self._in_call]
         found = [rank for rank in alone if self._is_waited_for(rank)]
         if not found and self._is_still():
@@ -142,14 +143,14 @@ class _Scene:
         return all(self._is_late(rank) or rank in self._notes for rank in self._running)
 
     def _behind_all(self, in_call: list[int]) -> list[int]:
-        """Returns the rank that all others have come further than, if it waits for its card."""
+        """Returns the one rank that is behind all others, if it waits for its card."""
         positions = sorted(b.position for r, b in self._running.items() if r not in self._notes)
         if len(self._running) == 1 or positions[:1] == positions[1:2]:
             return []
         return [rank for rank in in_call if self._running[rank].position == positions[0]]
 
     def _in_python(self, late: list[int]) -> list[int]:
-        """Returns the ranks that stand in Python, if all others let no Python run."""
+        """Returns the ranks that stand in Python, if all others run no Python."""
         found = [rank for rank in late if self._running[rank].is_in_python]
         others = [self._running[rank] for rank in self._running.keys() - {*found}]
         front = max((self._running[rank].position for rank in found), default=(0, 0))
@@ -157,19 +158,22 @@ class _Scene:
         return found if others and are_held else []
 
     def _with_their_host(self, hung: list[int]) -> list[int]:
-        """What one silent rank has met, others have, some a moment later: their host is cut off."""
+        """Returns the ranks, with all that are silent if one of them is.
+
+        Their host is cut off then, and its ranks reach their limits one after the other.
+        """
         if any(not self._is_heard(rank) for rank in hung):
             hung = [*{*hung, *(rank for rank in self._running if not self._is_heard(rank))}]
         return sorted(hung)
 
     def is_stuck(self) -> bool:
-        """Returns whether no rank goes on, though none is behind the others."""
+        """Returns whether no rank goes on, although none is behind the others."""
         are_late = all(self._still[rank] > self._limit(rank) for rank in self._running)
         return len(self._running) > 1 and are_late and bool(self._notes or self._is_training)
 
 
 def _dead(beats: Mapping[int, Beat]) -> Verdict | None:
-    """Returns a rank whose process has ended without a word, if others need it."""
+    """Returns a rank whose process has ended without saying so, if others need it."""
     is_needed = any(
         (beat.is_training or beat.collective) and beat.state == RUNS and not beat.is_dead
         for beat in beats.values()
@@ -186,7 +190,7 @@ def _left(
     still: Mapping[int, float],
     limits: Limits,
 ) -> Verdict | None:
-    """Returns whether a rank's program has ended while others go on waiting for it."""
+    """Returns a rank whose program has ended while others wait for it."""
     stuck = [rank for rank in running if running[rank].collective or running[rank].is_training]
     if not stuck:
         return None
@@ -223,12 +227,12 @@ def _each(
 
 
 def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks: int) -> list[str]:
-    """Returns where every rank stood, those that stood alike in one line.
+    """Returns lines that say where every rank stood; ranks that stood alike share a line.
 
     Args:
-        beats: What was last heard of each rank.
-        silent_s: For how long nothing has been heard since, in seconds.
-        num_ranks: How many there are.
+        beats: The last heartbeat of each rank.
+        silent_s: How many seconds nothing has been heard of each since.
+        num_ranks: The number of ranks.
     """
     groups: dict[str, list[int]] = {}
     for rank in range(num_ranks):
@@ -242,7 +246,7 @@ def account(beats: Mapping[int, Beat], silent_s: Mapping[int, float], num_ranks:
 
 
 def _stood(beat: Beat, silent_s: float) -> str:
-    """Tells where a rank stood, without the seconds, in which ranks that stand alike differ."""
+    """Returns where a rank stood, without the seconds, in which ranks that stand alike differ."""
     told = f"stood in {where(beat)}"
     if beat.state != RUNS:
         return f"had left {'with an error' if beat.state == FAILED else 'at its end'}, and {told}"
@@ -262,7 +266,7 @@ def _stood(beat: Beat, silent_s: float) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    """Returns such as "rank 3" or "ranks 0 to 2, 5"."""
+    """Returns a name such as "rank 3" or "ranks 0 to 2, 5"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and runs[-1][-1] == rank - 1:

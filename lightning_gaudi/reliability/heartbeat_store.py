@@ -1,8 +1,9 @@
-"""What is known of a rank (`Beat`), and the memory that it shares with who watches it (`Board`).
+"""Defines what is known of a rank (`Beat`), and the memory that it shares (`Board`).
 
-The memory belongs to no file. Whoever opens it does so through `/proc`, which the kernel allows to
-the same user and to nobody else; so no other tenant of the machine reads or writes it. What a rank
-notes (`_core.progress`) is read there while that rank lets no Python run.
+A rank shares the memory with the process that watches it. It belongs to no file, and others open it
+through `/proc`, which the kernel allows to nobody but the same user. So no other tenant of the
+machine can read or write it. What a rank notes (`_core.progress`) can be read there while the rank
+runs no Python.
 
 Its layout is: where the rank is; numbers (`_NUMBERS`); an order of the watching process; what that
 process has said of slow ranks; a stack.
@@ -25,23 +26,23 @@ from lightning_gaudi.untrusted import printable
 RUNS, LEFT, FAILED = "runs", "left", "failed"
 
 STOPPED = "is stopped"
-"""What is said of a process that a signal has stopped."""
+"""The word for a process that a signal has stopped."""
 
 SILENT_S = 5.0
-"""After how long without a sign of life a rank is called silent."""
+"""The seconds without a sign of life after which a rank is called silent."""
 
 MAX_TEXT = 400
-"""How long a text in a heartbeat may be."""
+"""The most characters of a text in a heartbeat."""
 
 SURVIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What is sent to all processes of a program, and which the one that watches ignores."""
+"""Signals that are sent to all processes of a program, and that the watching one ignores."""
 
 
 class Beat(NamedTuple):
-    """What is known of a rank, as of a moment."""
+    """Says what is known of a rank at a moment."""
 
     number: int
-    """Another one each time."""
+    """Counts the heartbeats of this rank."""
     state: str
     """`RUNS`, `LEFT` (its program ended) or `FAILED` (with an error)."""
     step: int
@@ -51,13 +52,13 @@ class Beat(NamedTuple):
     collective: str | None
     last_collective: str | None
     still_s: float
-    """How long it has been in this place, by its own clock."""
+    """How many seconds it has been in this place, by its own clock."""
     mute_s: float = 0.0
-    """For how long it has let no Python run."""
+    """How many seconds it has run no Python."""
     ended: str | None = None
-    """How its process has ended without a word, or `STOPPED`; None while it runs."""
+    """How its process has ended without saying so, or `STOPPED`; None while it runs."""
     call: str | None = None
-    """The innermost call of Python in its main thread; None if nobody has asked."""
+    """The innermost call of Python in its main thread; None if its stack was not taken."""
     waits: bool = False
     """Whether that is a call that waits for the card, or works for it."""
     is_busy: bool = False
@@ -69,10 +70,10 @@ class Beat(NamedTuple):
 
     @classmethod
     def read(cls, values: Any) -> Beat:
-        """Returns one that went through JSON.
+        """Returns the heartbeat of a message, from what JSON has made of it.
 
         Raises:
-            ValueError: A value is missing, or of another type or size than it has.
+            ValueError: A value is missing, or has another type or size than it may have.
         """
         if not isinstance(values, list) or len(values) != len(cls._fields):
             raise ValueError(f"A heartbeat has {len(cls._fields)} values.")
@@ -88,7 +89,7 @@ class Beat(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has ended without a word."""
+        """Whether its process has ended without saying so."""
         return self.state == RUNS and self.ended not in (None, STOPPED)
 
 
@@ -112,14 +113,14 @@ def _check_types(beat: Beat) -> None:
 
 
 class Limits(NamedTuple):
-    """How long a rank may stand still while others wait, in seconds."""
+    """Says how many seconds a rank may stand still while others wait."""
 
     training_s: float
     other_s: float
     slow_factor: float = 0.0
-    """How many times as long as others a rank takes that is called slow; 0 to compare none."""
+    """A rank is slow that takes so many times as long as the others; 0 compares none."""
     slow_s: float = 60.0
-    """For how long."""
+    """How many seconds a rank must be slow to be named."""
 
 
 def where(beat: Beat) -> str:
@@ -144,16 +145,16 @@ _STATES = (RUNS, LEFT, FAILED)
 
 
 class Board:
-    """The memory of one rank, as that rank or as another process on its host has it."""
+    """The memory of one rank, opened by that rank or by another process on its host."""
 
     def __init__(self, memory: mmap, path: str) -> None:
         self.memory = memory
         self.path = path
-        """Where other processes of this user and host open it."""
+        """The path at which other processes of this user open it on this host."""
 
     @classmethod
     def new(cls, limits: Limits) -> Board:
-        """Makes this rank's own."""
+        """Makes this rank's own board."""
         file = os.memfd_create("lightning-gaudi-board")
         os.ftruncate(file, BOARD_BYTES)
         board = cls(mmap(file, BOARD_BYTES), f"/proc/{os.getpid()}/fd/{file}")
@@ -163,10 +164,10 @@ class Board:
 
     @classmethod
     def opened(cls, path: str, *, writes: bool = False) -> Board:
-        """Opens another rank's.
+        """Opens another rank's board.
 
         Raises:
-            OSError: That rank has ended.
+            OSError: The rank has ended.
         """
         access = ACCESS_WRITE if writes else ACCESS_READ
         with Path(path).open("r+b" if writes else "rb") as file:
@@ -193,7 +194,7 @@ class Board:
 
     @property
     def limits(self) -> Limits:
-        """What this rank wants."""
+        """The limits that this rank has set."""
         return Limits(*map(self._double, _LIMITS))
 
     @limits.setter
@@ -202,12 +203,12 @@ class Board:
             _DOUBLE.pack_into(self.memory, place, seconds)
 
     def note_python(self) -> None:
-        """Notes that the rank lets Python run; its own thread does this."""
+        """Notes that the rank runs Python; a thread of the rank calls it."""
         _DOUBLE.pack_into(self.memory, _PYTHON_AT, time.monotonic())
 
     @property
     def python_at(self) -> float:
-        """When it last did, in seconds of `time.monotonic`."""
+        """When the rank last ran Python, in seconds of `time.monotonic`."""
         return self._double(_PYTHON_AT)
 
     @property
@@ -221,7 +222,7 @@ class Board:
 
     @property
     def news(self) -> list[str]:
-        """What the watching process has said of slow ranks, the last of it; on rank 0."""
+        """The last things that the watching process has said of slow ranks; on rank 0."""
         return self._text(_NEWS, _STACK).splitlines()
 
     @news.setter
@@ -234,7 +235,7 @@ class Board:
         return bool(self._count(_HAS_READ))
 
     def note_read(self) -> None:
-        """Notes that it has."""
+        """Notes that the rank has said why it ends."""
         self._set_count(_HAS_READ, 1)
 
     @property
@@ -277,7 +278,7 @@ class Board:
         return self.memory[begin : begin + length].decode(errors="replace")
 
     def _set_text(self, begin: int, end: int, text: str) -> None:
-        """The length comes last: whoever sees one sees what it is of."""
+        """Writes a text, and its length last, so that a reader sees no length without its text."""
         data = text.encode(errors="replace")[: end - begin - _COUNT.size]
         self._set_count(begin, 0)
         self.memory[begin + _COUNT.size : begin + _COUNT.size + len(data)] = data

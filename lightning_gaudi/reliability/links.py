@@ -1,10 +1,12 @@
-"""How the watching processes of several hosts speak: each with that of rank 0's host, over TCP.
+"""Connects the watching process of each host with that of rank 0's host, over TCP.
 
-A message is signed (HMAC-SHA256) with a key that rank 0 has drawn and the ranks have passed on over
-their process group, and is numbered, so that none is taken twice. Who connects to the port without
-the key is heard no further. This is as strong as the network on which the ranks meet: torch's store
-and gloo neither encrypt nor know whom they speak with, so whoever reads that traffic, or pretends
-to be a rank as the ranks meet, has the key. The ranks of one host need no network for this at all.
+Each message is signed (HMAC-SHA256) with a key that rank 0 has drawn and that the ranks have passed
+on over their process group. It is also numbered, so that none is taken twice. A connection that
+sends anything without the key is closed.
+
+This is as safe as the network on which the ranks meet. torch's store and gloo neither encrypt nor
+authenticate, so whoever reads that traffic, or pretends to be a rank there, has the key. The ranks
+of a single host need no network for this at all.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from lightning_gaudi.untrusted import parse_json
 
 MAX_BYTES = 256 * 1024
-"""How large a message may be."""
+"""The largest size of a message."""
 
 Message = dict[str, Any]
 
@@ -32,17 +34,17 @@ _AGAIN_S = 1.0
 _STRANGER_S = 5.0
 _MAX_STRANGERS = 16
 _BACKLOG = 4096
-"""All hosts connect at the same moment; the kernel cuts it to what the system allows."""
+"""Has room for all hosts, which connect at the same moment; the kernel has a limit of its own."""
 _FAREWELL_S = 1.0
 _POLL_S = 0.05
 
 
 class Channel:
-    """One connection, for which nobody waits.
+    """One connection, whose reads and writes never block.
 
     Args:
-        connection: To another host's watching process, or to a stranger.
-        key: What messages are signed with.
+        connection: Leads to another host's watching process, or to a stranger.
+        key: The key that signs messages.
     """
 
     def __init__(self, connection: socket.socket, key: bytes) -> None:
@@ -51,17 +53,21 @@ class Channel:
         self._incoming, self._outgoing = bytearray(), bytearray()
         self.since = time.monotonic()
         self.host: int | None = None
-        """The host that has signed what came, once something has come."""
+        """The host on the other side; None until a message with a valid signature has come."""
         self.is_open = True
 
     def send(self, data: bytes) -> None:
-        """Sends what `_signed` made as fast as the network takes it; drops it while far behind."""
+        """Sends what `_signed` made, as fast as the network takes it.
+
+        While much is still unsent it drops the message: a newer one says the same with newer
+        figures.
+        """
         if self.is_open and len(self._outgoing) + len(data) < 4 * MAX_BYTES:
             self._outgoing += data
             self.flush()
 
     def flush(self) -> None:
-        """Sends what is left."""
+        """Sends what is still unsent, as far as the network takes it now."""
         try:
             while self._outgoing and self.is_open:
                 del self._outgoing[: self._connection.send(self._outgoing)]
@@ -71,8 +77,9 @@ class Channel:
             self.close()
 
     def receive(self) -> Iterator[Message]:
-        """Returns the messages that have come whole; one that is not signed ends the connection."""
+        """Yields the messages that are complete; an invalid signature ends the connection."""
         try:
+            # A limit, so that a stranger who sends without end cannot fill the memory.
             while self.is_open and len(self._incoming) <= MAX_BYTES:
                 if not (data := self._connection.recv(65536)):
                     self.close()
@@ -106,7 +113,7 @@ class Channel:
             yield message
 
     def say_last(self) -> None:
-        """Tells the other side that nothing more comes, once all is sent."""
+        """Tells the other side that nothing more comes, as soon as everything has been sent."""
         self.flush()
         if self.is_open and not self._outgoing:
             with contextlib.suppress(OSError):
@@ -129,14 +136,14 @@ def _signature(key: bytes, text: bytes) -> bytes:
 
 
 class Links:
-    """All connections of a host's watching process.
+    """Holds all connections of a host's watching process.
 
     Args:
-        key: What messages are signed with, on all hosts.
-        host: The number of this host; that of rank 0's is 0.
-        num_hosts: How many there are.
-        listener: On host 0, where the others connect to; None where there is one host.
-        address: On the others, where that is.
+        key: The key that signs messages on all hosts.
+        host: The number of this host; rank 0's host has the number 0.
+        num_hosts: The number of hosts.
+        listener: The socket that the others connect to, on host 0; None with a single host.
+        address: The address of that socket, on the other hosts.
     """
 
     def __init__(
@@ -157,16 +164,17 @@ class Links:
             listener.setblocking(False)
 
     def send(self, message: Message) -> None:
-        """Sends a message to the hosts that this one is connected with."""
+        """Sends a message to all hosts that are connected with this one."""
         self._number += 1
         message = {**message, "host": self._host, "number": self._number}
         data = _signed(self._key, message)
         for channel in self._channels:
+            # Host 0 sends nothing to a stranger, who has not signed anything yet.
             if self._host or channel.host is not None:
                 channel.send(data)
 
     def receive(self) -> list[tuple[int, Message]]:
-        """Connects anew if need be, and returns what has come, with the host that it is from."""
+        """Returns the messages that have come, each with its host; connects again if necessary."""
         self._connect()
         found = []
         for channel in self._channels:
@@ -184,7 +192,7 @@ class Links:
         return found
 
     def _host_of(self, message: Message) -> int | None:
-        """Returns the host that has sent a message, unless one as new as this was taken before."""
+        """Returns the host that has sent a message; None if it is not newer than the last one."""
         host, number = message.get("host"), message.get("number")
         if type(host) is not int or type(number) is not int:
             return None
@@ -196,6 +204,7 @@ class Links:
 
     def _connect(self) -> None:
         if self._listener is not None:
+            # Strangers may hold a few places and no more, so that every host still finds one.
             unknown = sum(channel.host is None for channel in self._channels)
             expected = max(_MAX_STRANGERS, self._num_hosts - 1 - len(self._channels) + unknown)
             with contextlib.suppress(OSError):
@@ -209,7 +218,7 @@ class Links:
                 self._channels.append(Channel(_connection_to(self._address), self._key))
 
     def finish(self, message: Message) -> None:
-        """Sends a last message, and waits a moment for the others to have taken it."""
+        """Sends a last message, and waits for a moment until the others have taken it."""
         self.send(message)
         end = time.monotonic() + _FAREWELL_S
         while self._channels and time.monotonic() < end:
@@ -228,7 +237,7 @@ def _has_ended(channel: Channel) -> bool:
 
 
 def _connection_to(address: tuple[str, int]) -> socket.socket:
-    """Returns a connection that is being made; whether it comes about is seen when it is used."""
+    """Returns a connection without waiting for it; its first use fails if it was refused."""
     found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     family, kind, protocol, _, place = found[0]
     connection = socket.socket(family, kind, protocol)
@@ -242,14 +251,14 @@ def listen(address: str, *, is_one_machine: bool) -> socket.socket:
     """Returns a socket to which the watching processes of other hosts connect.
 
     Args:
-        address: Rank 0's, under which the other ranks have found it.
-        is_one_machine: Whether all hosts are containers of one machine. Else an address that only
-            this machine has, as some give their own name, is not what the others see.
+        address: Rank 0's address, at which the other ranks have found it.
+        is_one_machine: Whether all hosts are containers of one machine.
 
     Raises:
-        OSError: Nobody can listen there.
+        OSError: It is not possible to listen there.
     """
     family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    # Some machines resolve their own name to a loopback address, which other machines cannot reach.
     if str(place[0]).startswith(("127.", "::1")) and not is_one_machine:
         place = ("::" if family == socket.AF_INET6 else "0.0.0.0", 0)
     listener = socket.socket(family, kind, protocol)

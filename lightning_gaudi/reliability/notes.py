@@ -1,4 +1,4 @@
-"""What to add to an error of the user's program: what it means for the run, and what now."""
+"""Adds to an error of the user's program what it means for the run, and what to do."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HOOKS = (
 _CUDA = re.compile(
     r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|CUDA is hidden in this process"
 )
-"""What torch says of a device that is not there, and the simulator of one that it hides.
+"""The messages of torch about a missing device, and of the simulator about one that it hides.
 
 Source: torch 2.13, `torch/cuda/__init__.py` and `c10/cuda/CUDAFunctions.cpp`.
 """
 
 
 def tell(error: BaseException, module: Any, optimizers: Sequence[Any], *, rank: int) -> None:
-    """Says what an error means that ends a run, and what fills the card if that is full.
+    """Explains an error that ends a run, and lists what fills the card if the card is full.
 
     Args:
-        error: It gets a note, where Python has them (3.11).
+        error: The error, which gets a note where Python has notes (since 3.11).
         module: The model that the card holds.
-        optimizers: Its optimizers.
-        rank: Of this process.
+        optimizers: The optimizers of that model.
+        rank: The rank of this process.
     """
     if report.is_out_of_memory(error):
         say(f"[rank: {rank}] out of memory: {report.report(module, optimizers)}")
@@ -46,10 +46,10 @@ def tell(error: BaseException, module: Any, optimizers: Sequence[Any], *, rank: 
 
 
 def explain(error: BaseException, *, holds_card: bool) -> str | None:
-    """Returns what an error means for the run; None of one that says so itself.
+    """Returns what an error means for the run; None if its own message is enough.
 
     Args:
-        error: What ended the run.
+        error: The error that ended the run.
         holds_card: Whether this process has acquired its card.
     """
     if isinstance(error, FileNotFoundError):
@@ -64,7 +64,7 @@ def explain(error: BaseException, *, holds_card: bool) -> str | None:
 
 
 def _of_missing_data(error: FileNotFoundError, holds_card: bool) -> str | None:
-    """Returns which hook looked for data that are not there."""
+    """Returns a sentence that names the hook which did not find its data; None if none is known."""
     hook = _hook(error.__traceback__)
     if hook is None:
         return None
@@ -78,7 +78,7 @@ def _of_missing_data(error: FileNotFoundError, holds_card: bool) -> str | None:
 
 
 def _hook(traceback: TracebackType | None) -> str | None:
-    """Returns the hook of the user's that was called, with its class."""
+    """Returns the user's hook that was running, with its class."""
     while traceback is not None:
         frame = traceback.tb_frame
         owner, name = frame.f_locals.get("self"), frame.f_code.co_name

@@ -1,11 +1,11 @@
-"""How long a rank takes for what it does by itself, which is what ranks may differ in.
+"""Measures how long a rank takes for what it does by itself, in which ranks may differ.
 
-A step takes all ranks as long as the slowest: the others wait for it. So what is measured ends
-where backward begins, and with it the reductions, and what a rank has noted that it waited for
-others in is taken off. On the host that is from the end of a step on: hooks, the next batch, and
-launching the forward pass. On the card it is the forward pass, between two events, of a few steps;
-they are read when losses have been, at the end of an interval, and so nobody waits for them. Who
-watches the ranks compares them: see `slow_ranks`.
+A whole step takes every rank as long as the slowest one, since the others wait for it. So the
+measurement ends where backward and its reductions begin, and the time that a rank has noted as
+waiting for others is subtracted. On the host it starts at the end of a step, and covers hooks, the
+next batch, and the launches of the forward pass. On the card it covers the forward pass of a few
+steps, between two events. These are read at the end of an interval, after the losses, so that
+nobody waits for them. The watching process compares the ranks; see `slow_ranks`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from lightning_gaudi._core import progress, vendor
 
 _NUM_EVENTS = 5
-"""In so many steps of an interval, the last ones, the card is timed."""
+"""The number of steps, the last ones of an interval, in which the card is timed."""
 
 
 class Pace:
-    """Measures this rank; `RunGuard` tells it what happens.
+    """Measures this rank; `RunGuard` calls it at the events of a run.
 
     Args:
         run: The strategy, a `guard.Run`.
@@ -42,13 +42,13 @@ class Pace:
         self._host, self._events = [], []
 
     def batch(self) -> None:
-        """The forward pass begins."""
+        """Is called when the forward pass begins."""
         if self._since is None:
             self._begin_interval()
         self._event = self._mark()
 
     def loss(self) -> None:
-        """Backward is about to run."""
+        """Is called when backward is about to run."""
         if self._since is not None:
             waited_s = progress.waited_s() - self._waited_s
             self._host.append(max(0.0, time.monotonic() - self._since - waited_s))
@@ -58,7 +58,7 @@ class Pace:
             self._event = None
 
     def step(self, number: int) -> None:
-        """A step has ended; at the end of an interval what was measured is told to the watchdog."""
+        """Is called when a step has ended; the end of an interval passes the medians on."""
         self._num_left = -number % self._run.steps_per_look
         if not self._num_left and self._host:
             progress.note_pace(median(self._host), self._of_card())
@@ -69,7 +69,7 @@ class Pace:
         self._since, self._waited_s = time.monotonic(), progress.waited_s()
 
     def _mark(self) -> Any:
-        """Puts an event into the stream, which costs nothing but a launch; None where none is."""
+        """Puts an event into the stream, which costs one launch; None if this step is not timed."""
         if self._num_left > _NUM_EVENTS or vendor.is_lazy() or not progress.is_watched():
             return None
         return vendor.record_event()

@@ -1,4 +1,4 @@
-"""The switches for what keeps a run, and who sets them: argument, callback, environment, nobody."""
+"""Defines the switches for what keeps a run, and reads them from argument, callback or variable."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _NUMBERS = {
     "slow_rank_factor": (1, "number"),
     "slow_rank_s": (0, "time in seconds"),
 }
-"""By the name of a setting that is no switch, what it must be above, and what it is."""
+"""The settings that are numbers: by name, the value that it must exceed, and what it is called."""
 
 _OPTIONAL = ("watchdog_timeout_s", "slow_rank_factor")
 
 
 @dataclass(frozen=True)
 class ReliabilitySettings:
-    """What is done so that no run is lost. Each part can be switched off alone.
+    """Says what is done so that no run is lost. Each part can be switched off alone.
 
     Raises:
-        ValueError: A value is none of those below.
+        ValueError: A field has a value of another type, or one out of range.
     """
 
     exact_resume: bool = True
@@ -61,10 +61,10 @@ class ReliabilitySettings:
     trust_checkpoints: bool = False
     """Whether loading a checkpoint may run code that is in it. Only for files of your own."""
     slow_rank_factor: float | None = 1.5
-    """A rank that takes so many times as long as the others for what it does by itself is named by
-    the watchdog; None for none."""
+    """The watchdog names a rank that takes so many times as long as the others for what it does by
+    itself; None names none."""
     slow_rank_s: float = 60.0
-    """For how long it must have been so slow."""
+    """How many seconds a rank must have been so slow before it is named."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -85,7 +85,7 @@ _FORMS = f"It is 'on' or 'off', or name=on and name=off with commas; names are {
 
 
 def _all(is_on: bool) -> ReliabilitySettings:
-    """Everything by default, or nothing; what is off by default stays off."""
+    """Returns the defaults, or everything off; nothing that is off by default is switched on."""
     defaults = ReliabilitySettings()
     if is_on:
         return defaults
@@ -138,14 +138,17 @@ SETTING = Setting(
     ),
     _read,
 )
-"""Who may say what keeps a run; all of it, but what is off by default, where nobody does."""
+"""How the setting is read. Where nobody sets it, everything is on but what is off by default."""
 
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
 _by: ContextVar[str | bool | None] = ContextVar("_by", default=None)
-"""The setting that trusts: empty if a strategy has none, None if none loads, False for never."""
+"""The setting that makes this thread trust checkpoints.
+
+It is empty if the strategy that loads does not trust them, None if no strategy is loading, and
+False to trust none."""
 
 _warned: set[str] = set()
 
@@ -156,7 +159,7 @@ ADVICE = (
     "pass reliability={'trust_checkpoints': True} to the strategy, the callback "
     f"Reliability(trust_checkpoints=True), or set {VARIABLE}=trust_checkpoints=on"
 )
-"""How checkpoints are trusted."""
+"""What messages tell a user to do who wants to trust a checkpoint."""
 
 
 @contextmanager
@@ -164,8 +167,8 @@ def trusting(is_on: bool, weights_only: bool | None = None) -> Iterator[None]:
     """Trusts checkpoints, or does not, while the block runs.
 
     Args:
-        is_on: `ReliabilitySettings.trust_checkpoints` of a strategy.
-        weights_only: What the user says of this one, which comes first.
+        is_on: The strategy's `ReliabilitySettings.trust_checkpoints`.
+        weights_only: The user's argument for this checkpoint, which takes precedence.
     """
     by = {True: False, False: "weights_only=False", None: "trust_checkpoints" if is_on else ""}
     token = _by.set(by[weights_only])
@@ -176,7 +179,7 @@ def trusting(is_on: bool, weights_only: bool | None = None) -> Iterator[None]:
 
 
 def as_told(load: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Lets a strategy's method trust what it loads as far as the strategy and its caller say."""
+    """Decorates a strategy's method that loads: it trusts as its strategy and its caller say."""
 
     @functools.wraps(load)
     def loading(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -189,10 +192,10 @@ def as_told(load: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Resu
 
 
 def trusted_by(weights_only: bool | None = None) -> str | None:
-    """Returns the setting that trusts checkpoints here and now, after a warning; or None.
+    """Warns and returns the name of the setting that trusts checkpoints here; None if none does.
 
     Args:
-        weights_only: What the user says of this one, which comes first.
+        weights_only: The user's argument for this checkpoint, which takes precedence.
 
     Raises:
         ValueError: The variable of the environment has a wrong value.
@@ -208,7 +211,7 @@ def trusted_by(weights_only: bool | None = None) -> str | None:
 
 
 def torch_trusts_all() -> bool:
-    """Returns whether torch was told so for the whole program, by its own variable."""
+    """Returns whether torch's own variable trusts all files of this program."""
     return os.environ.get(_TORCHS, "0").lower() in ("1", "y", "yes", "true")
 
 

@@ -1,6 +1,6 @@
-"""Which ranks are slower than the others, by what each takes for itself: see `pace`.
+"""Finds ranks that are slower than the others, by the time that each takes for itself; see `pace`.
 
-Nobody is asked: it comes with what the processes that watch the ranks tell each other anyway.
+The times come with the heartbeats that the watching processes exchange anyway.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _LEAST_S = 0.002
-"""What others differ by is no slowness, however short their steps are."""
+"""The least difference that counts as slow, however short the steps are."""
 
 
 class Slow(NamedTuple):
-    """A rank that takes longer than the others."""
+    """Describes a rank that takes longer than the others."""
 
     rank: int
     is_card: bool
-    """Whether that is the time of its card, else of its host."""
+    """Whether its card is slow; else its host is."""
     own_s: float
     others_s: float
     """The median of all ranks."""
     since: float
-    """When it became so, in seconds of `time.monotonic`."""
+    """When it became slow, in seconds of `time.monotonic`."""
 
     def told(self, now: float) -> str:
-        """Returns it as a sentence for the log."""
+        """Returns a sentence for the log."""
         what = (
             "its card takes {} for a forward pass"
             if self.is_card
@@ -39,11 +39,11 @@ class Slow(NamedTuple):
 
 
 class SlowRanks:
-    """Compares the ranks, from what is known of each anyway: see `heartbeat_store.Beat.pace`.
+    """Compares the paces of the ranks; see `heartbeat_store.Beat.pace`.
 
     Args:
-        factor: How many times the median of all a rank takes that is slow.
-        for_s: For how long, without a break.
+        factor: A rank is slow that takes more than so many times the median of all ranks.
+        for_s: How many seconds without a break a rank must be slow to be named.
     """
 
     def __init__(self, factor: float, for_s: float) -> None:
@@ -52,18 +52,19 @@ class SlowRanks:
         self._told: set[tuple[int, bool]] = set()
 
     def look(self, paces: dict[int, tuple[float, float]], now: float) -> list[Slow]:
-        """Returns ranks that have become slow, each once until it is slow no more.
+        """Returns the ranks that have become slow; each one only once, until it recovers.
 
         Args:
-            paces: By rank that trains: seconds of the host, and of the card, or 0 if not known.
-            now: In seconds.
+            paces: For each rank that trains, the seconds of its host and of its card, 0 if unknown.
+            now: The time, in seconds of `time.monotonic`.
         """
         found = []
         for is_card in (False, True):
             times = {rank: pace[is_card] for rank, pace in paces.items() if pace[is_card] > 0}
             if len(times) < 2:
                 continue
-            middle = sorted(times.values())[(len(times) - 1) // 2]  # of two the faster
+            # With two ranks this is the faster one: their mean would hide a slow one.
+            middle = sorted(times.values())[(len(times) - 1) // 2]
             limit_s = max(self.factor * middle, middle + _LEAST_S)
             for rank in paces:
                 key = rank, is_card

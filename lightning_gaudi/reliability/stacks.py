@@ -1,4 +1,4 @@
-"""The Python stack of a rank, from within, or from beside it while it lets no Python run."""
+"""Takes the Python stack of a rank: from within, or from outside while it runs no Python."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lightning_gaudi._core import processes
 from lightning_gaudi._core.processes.rank_monitor import killed_by
 
 _SIGNAL = signal.SIGRTMAX - 5
-"""At which a rank writes its stack, without any of its threads."""
+"""The signal at which a rank writes its stack, by a handler in C that needs none of its threads."""
 
 _LAST_LINES = (" in <module>\n", "  ...\n")
-"""With which a stack ends, whole or cut. Source: CPython, Python/traceback.c."""
+"""How a stack ends, whether whole or cut. Source: CPython, Python/traceback.c."""
 
 _FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(,?) in ([^\n]+)')
 _VENDOR = re.compile(r"/habana_frameworks/torch/(?!utils/)")
@@ -38,13 +38,13 @@ _file: IO[str] | None = None
 
 
 class Process(NamedTuple):
-    """A rank's process, as others on its host may find it."""
+    """Says how other processes on its host find a rank's process."""
 
     host: str
-    """The machine, and what counts processes on it."""
+    """The machine, and the namespace that counts processes on it."""
     pid: int
     started: int
-    """When, in ticks since the machine started: another process may get its number."""
+    """When it started, in ticks since the machine did: a later process may get the same number."""
     stack: str
     """The file that it writes its stack to."""
     board: str = ""
@@ -54,17 +54,17 @@ class Process(NamedTuple):
 
 
 def prepare(board: str = "") -> Process:
-    """Gets ready to be asked for a stack.
+    """Prepares this process to be asked for its stack.
 
     Args:
-        board: Where this process's board is.
+        board: The path of this process's board.
 
     Returns:
-        What others on this host need to know.
+        What the others on this host need to know to ask.
     """
     global _file
     if _file is None:
-        # Memory, and no file on a disk: it ends with the process, killed or not.
+        # Memory and no file on a disk, since memory goes away even with a process that is killed.
         _file = os.fdopen(os.memfd_create("stack"), "w")
         faulthandler.register(_SIGNAL, file=_file, all_threads=False, chain=False)
     status = processes.status(os.getpid())
@@ -73,7 +73,7 @@ def prepare(board: str = "") -> Process:
 
 
 def close() -> None:
-    """Answers no more."""
+    """Stops answering."""
     global _file
     if _file is not None:
         faulthandler.unregister(_SIGNAL)
@@ -82,17 +82,17 @@ def close() -> None:
 
 
 def of_main_thread() -> str:
-    """Returns the stack of this process's main thread, which another thread asks for."""
+    """Returns the stack of this process's main thread; called by another thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return "" if frame is None else "".join(traceback.format_stack(frame))
 
 
 class Question:
-    """The stack of another process on this host, asked for without its Python; see `prepare`.
+    """Asks another process on this host for its stack, without its Python; see `prepare`.
 
     Args:
-        process: It may be busy in C code.
-        wakes: Whether it is asked though it is stopped; it then goes on, as by SIGCONT.
+        process: The process, which may be busy in C code.
+        wakes: Whether to continue the process if it is stopped, as SIGCONT does.
     """
 
     def __init__(self, process: Process, *, wakes: bool = False) -> None:
@@ -100,22 +100,23 @@ class Question:
         self._found = ""
         with contextlib.suppress(OSError):
             self._file = Path(process.stack).open(errors="replace")  # noqa: SIM115
+            # Earlier answers are in the same file.
             self._file.seek(0, os.SEEK_END)
             _signal_main_thread(process.pid)
             if wakes:
                 os.kill(process.pid, signal.SIGCONT)
 
     def answer(self) -> str:
-        """Returns what it has written; "" until that is whole."""
+        """Returns the stack; "" until the process has written all of it."""
         if self._file is not None:
-            # It is written piece by piece, the outermost frame last.
+            # The handler writes piece by piece, the outermost frame last.
             self._found += self._file.read()
             if self._found.endswith(_LAST_LINES):
                 self.close()
         return self._found if self._found.endswith(_LAST_LINES) else ""
 
     def close(self) -> None:
-        """Waits for no answer any more."""
+        """Gives up waiting for an answer."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -126,10 +127,10 @@ def _path(file: IO[str]) -> str:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Asks the thread that trains, which writes its stack before it does anything else.
+    """Signals the main thread, which trains, and which then writes its stack before all else.
 
-    Of a process that was stopped any thread might take the signal otherwise, while that one runs
-    on. Source: tgkill(2); glibc has it since 2.30.
+    With a signal to the process, any thread of it might take the signal while the main one runs on.
+    Source: tgkill(2), which glibc has since 2.30.
     """
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
     if tgkill is None:
@@ -138,15 +139,8 @@ def _signal_main_thread(pid: int) -> None:
         tgkill(pid, pid, int(_SIGNAL))
 
 
-def kill(process: Process) -> None:
-    """Ends another process on this host, whatever it does."""
-    if how(process) is None or how(process) == "is stopped":
-        with contextlib.suppress(OSError):
-            os.kill(process.pid, signal.SIGKILL)
-
-
 def how(process: Process) -> str | None:
-    """Tells how another process of this host has ended, or that it stands; None as it runs."""
+    """Returns how another process of this host has ended or is stopped; None if it runs."""
     status = processes.status(process.pid)
     if status is None or status.started != process.started:
         return "died, as by SIGKILL or for want of memory"
@@ -161,26 +155,28 @@ def how(process: Process) -> str | None:
 
 
 class Call(NamedTuple):
-    """What a stack tells of the call that a thread is in."""
+    """Says what a stack tells of the call that a thread is in."""
 
     name: str
-    """The innermost function of Python, where it stands, and what that line says."""
+    """The innermost function of Python, its place, and the text of the line that it is in."""
     waits: bool
-    """Whether it is one that waits for a card or for other ranks, or works for a card."""
+    """Whether the call waits for a card or for other ranks, or works for a card."""
     compiles: bool
     is_known: bool
-    """Whether it is a call of Python's own or of the user's, and none of torch."""
+    """Whether the call belongs to Python itself or to the user, and not to torch."""
 
 
 def call(stack: str) -> Call | None:
-    """Returns in which call a thread is, or None if its stack does not tell.
+    """Returns the call that a thread is in; None if its stack does not tell.
 
     Args:
-        stack: As `faulthandler` writes it, the innermost frame first, or `traceback`, last.
+        stack: Written by `faulthandler`, with the innermost frame first, or by `traceback`, with
+            the innermost frame last.
     """
     frames = _FRAME.findall(stack)
     if not frames:
         return None
+    # `traceback` has a comma behind the line's number, and `faulthandler` has none.
     file, line, _, function = frames[-1 if frames[0][2] else 0]
     source = linecache.getline(file, int(line)).strip()
     of_vendor = bool(_VENDOR.search(file) or _COLLECTIVES.search(file))
@@ -191,11 +187,11 @@ def call(stack: str) -> Call | None:
 
 
 def innermost(stack: str, max_chars: int) -> str:
-    """Returns the part of a stack that is nearest to where the thread is.
+    """Returns the innermost part of a stack.
 
     Args:
-        stack: As `faulthandler` writes it, the innermost frame first, or `traceback`, last.
-        max_chars: How many characters are kept, in whole lines.
+        stack: Written by `faulthandler` or `traceback`; see `call`.
+        max_chars: The most characters to keep; only whole lines are kept.
     """
     if len(stack) <= max_chars:
         return stack
@@ -206,10 +202,11 @@ def innermost(stack: str, max_chars: int) -> str:
 
 
 def busy_s(process: Process) -> float:
-    """Returns for how many seconds the threads of a process have computed, or wanted to.
+    """Returns how many seconds the threads of a process have computed, or waited for a processor.
 
-    On a machine with too many programs a compilation has but a part of a processor, and is no
-    less at work. Source: the kernel's scheduler/sched-stats.rst; proc_pid_stat(5) without it.
+    The wait counts, since a compilation on a crowded machine gets only a part of a processor and
+    is at work nevertheless. Source: the kernel's scheduler/sched-stats.rst; proc_pid_stat(5) for a
+    kernel without these statistics.
     """
     found = 0
     for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):

@@ -1,11 +1,12 @@
-"""The watchdog: a rank that hangs or has died is named, with its stack, and all ranks end.
+"""The watchdog names a rank that hangs or has died, with its stack, and ends all ranks.
 
-HCCL waits for a rank for ever. So each rank notes where it is (`_core.progress`) in memory that
-it shares with a process beside it, one a host, which watches all ranks of that host and judges
-(`watcher`). The thread that trains takes no part, and no rank needs its GIL to be seen alive.
+HCCL waits for a rank forever. So each rank notes where it is (`_core.progress`) in memory that it
+shares with a process beside it. There is one such process on each host, which watches all ranks of
+that host and judges (`watcher`). The thread that trains takes no part, and no rank needs its GIL to
+be seen alive.
 
-What is left to each rank is here: it starts that process if it is the first of its host, and ends
-when it is told to, in a thread. If that cannot run, the process kills the rank.
+This module has the part of each rank. The first rank of a host starts that process, and a thread
+ends the rank when the process says so. If the thread cannot run, the process kills the rank.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _TOGETHER_S = 3.0
 _MARGIN_S = 5.0
 
 _KEPT = ("LD_LIBRARY_PATH", "PYTHONHOME")
-"""The variables with which a Python may need to start. No other is for the watching process."""
+"""The variables that a Python may need to start; the watching process gets no other."""
 
 _START = (
     "import sys; sys.path.append(sys.argv[1]); sys.dont_write_bytecode = True; "
@@ -51,18 +52,18 @@ _START = (
 
 _current: Watchdog | None = None
 _group: object = None
-"""The process group whose ranks are watched, or were."""
+"""The process group whose ranks are watched, or were watched last."""
 
 
 def limits(timeout: timedelta, wanted_s: float | None) -> Limits:
     """Returns how long a rank may stand still.
 
-    The process group's own timeout raises in those that wait, and knows no names: the watchdog
-    comes a moment before it.
+    The process group's own timeout raises in the ranks that wait, and does not say for whom. So
+    the watchdog's limit is a moment shorter.
 
     Args:
-        timeout: The process group's.
-        wanted_s: The user's, for training.
+        timeout: The timeout of the process group.
+        wanted_s: The user's limit in training, in seconds; None for that of the group.
     """
     group_s = timeout.total_seconds()
     other_s = group_s - min(_MARGIN_S, group_s / 10)
@@ -75,12 +76,12 @@ def knows(group: object) -> bool:
 
 
 class Meeting:
-    """What the ranks tell each other before they are watched.
+    """Holds what the ranks tell each other before they are watched.
 
     Args:
-        rank: This one.
+        rank: This process's rank.
         others: The processes of all ranks, by rank.
-        key: What the hosts' watching processes sign with; see `links`.
+        key: The key with which the hosts' watching processes sign; see `links`.
     """
 
     def __init__(self, rank: int, others: Sequence[Process], key: str) -> None:
@@ -95,7 +96,7 @@ class Meeting:
             if process.host == others[rank].host
         }
         self.address: tuple[str, int] | None = None
-        """Where rank 0's host listens; None where there is one host."""
+        """The address at which rank 0's host listens; None with a single host."""
         self.listener: socket.socket | None = None
 
 
@@ -103,9 +104,9 @@ def start(group: object, board: Board, meeting: Meeting) -> None:
     """Starts to watch the ranks of a process group.
 
     Args:
-        group: Whose ranks they are.
-        board: This rank's.
-        meeting: What they have told each other.
+        group: The process group.
+        board: This rank's board.
+        meeting: What the ranks have told each other.
     """
     global _current, _group
     stop()
@@ -116,7 +117,7 @@ def start(group: object, board: Board, meeting: Meeting) -> None:
 
 
 def change(found: Limits | None) -> None:
-    """Takes other limits, or has this rank watched no longer (None)."""
+    """Sets other limits for this rank; None stops watching it."""
     if found is None:
         stop()
     elif _current is not None:
@@ -124,7 +125,7 @@ def change(found: Limits | None) -> None:
 
 
 def slow_ranks() -> list[str]:
-    """Returns what was said of slow ranks, for rank 0; the newest last."""
+    """Returns, on rank 0, what was said of slow ranks, the newest last."""
     return [] if _current is None else _current.board.news
 
 
@@ -138,7 +139,7 @@ def stop() -> None:
 
 
 class Watchdog:
-    """What a rank does to be watched; see `start`."""
+    """Does a rank's part in being watched; see `start`."""
 
     def __init__(self, board: Board, meeting: Meeting) -> None:
         self.board, self._rank = board, meeting.rank
@@ -146,7 +147,7 @@ class Watchdog:
         self._is_over = threading.Event()
         self._others: dict[int, WatchedRank] = {}
         for rank, process in meeting.local.items():
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # raised if the rank has ended already
                 if rank != meeting.rank:
                     self._others[rank] = WatchedRank(process)
         progress.copy_to(board.memory)
@@ -156,9 +157,9 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Says that this rank leaves, and ends what it has started, unless others still need it."""
+        """Notes that this rank leaves, and ends its thread; the watching process may go on."""
         if os.getpid() != self._pid:
-            return  # a fork, which has no threads
+            return  # a fork has none of these threads, and must not speak for its parent
         self.board.state = FAILED if processes.has_failed() else LEFT
         progress.copy_to(None)
         self._is_over.set()
@@ -167,11 +168,12 @@ class Watchdog:
         if self._watcher is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._watcher.wait(_PATIENCE_S)
-            # It ends with the ranks that are left, and nobody waits for it.
+            # The process ends with the ranks that are left, and nobody waits for it. Without a
+            # return code `Popen` would warn that it still runs.
             self._watcher.returncode = self._watcher.returncode or 0
 
     def explain(self) -> None:
-        """Says which rank has failed or was killed before, which may be why this one fails."""
+        """Says which other rank failed or was killed before, which may be why this one fails."""
         end = time.monotonic() + _PATIENCE_S
         while time.monotonic() < end and not self._is_over.is_set():
             reason = farewell.why_another_failed() or self._who_is_dead()
@@ -181,7 +183,7 @@ class Watchdog:
             time.sleep(_POLL_S)
 
     def _who_is_dead(self) -> str | None:
-        """Returns which rank of this host has died, and where."""
+        """Returns which rank of this host has died, and where it was; None if none has."""
         for rank, other in self._others.items():
             beat = other.beat()
             if beat.is_dead:
@@ -198,9 +200,9 @@ class Watchdog:
             self._check_watcher()
 
     def _end(self, reason: str) -> None:
-        """Says why, waits for the others of this host to have said so too, and ends this process.
+        """Says why this process ends, waits until this host's others have said so, and ends it.
 
-        The process that has started the others kills them as it ends.
+        It waits since the process that has started the others kills them when it ends.
         """
         say(f"[rank: {self._rank}] ends: {reason}")
         self.board.note_read()
@@ -210,7 +212,7 @@ class Watchdog:
         processes.end_now()
 
     def _check_watcher(self) -> None:
-        """Says once that nobody watches any more, as after somebody has killed all of a name."""
+        """Says once that the watching process has ended, as when a user kills all of its name."""
         if self._watcher is None or (status := self._watcher.poll()) is None:
             return
         self._watcher = None
@@ -223,10 +225,10 @@ class Watchdog:
 
 
 def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
-    """Starts the process that watches the ranks of this host; None where there is no Python."""
+    """Starts the process that watches the ranks of this host; returns None if it cannot start."""
     command = [sys.executable, "-I", "-S", "-c", _START, _root(), "lightning-gaudi-watchdog"]
     listener = meeting.listener
-    # Opened here: a rank that dies before the process has started has left its board.
+    # Opened here, so that a rank that dies before the process has started still leaves its board.
     boards = {rank: _board_of(process) for rank, process in meeting.local.items()}
     passed = [each for each in boards.values() if each is not None]
     task = {
@@ -241,7 +243,7 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
         "listener": None if listener is None else listener.fileno(),
         "hl_smi": shutil.which("hl-smi"),
     }
-    # Blocked until it ignores them, which it does once it has imported what it needs.
+    # The new process inherits this mask, so that no signal ends it before it ignores them itself.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SURVIVED)
     try:
         watcher = subprocess.Popen(
@@ -267,7 +269,7 @@ def _start_watcher(meeting: Meeting) -> subprocess.Popen[str] | None:
 
 
 def _board_of(process: Process) -> int | None:
-    """Opens the board of a rank of this host; None if that has ended already."""
+    """Opens the board of a rank of this host; returns None if the rank has ended already."""
     try:
         return os.open(process.board, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -275,6 +277,6 @@ def _board_of(process: Process) -> int | None:
 
 
 def _root() -> str:
-    """Returns the folder with this package, whatever has been imported from where."""
+    """Returns the folder that holds this package, for the new process's `sys.path`."""
     assert lightning_gaudi.__file__ is not None
     return str(Path(lightning_gaudi.__file__).resolve().parents[1])

@@ -1,8 +1,8 @@
-"""`WatchedRank`: a rank as the watching process of its host sees it, from outside.
+"""`WatchedRank` is a rank as the watching process of its host sees it, from outside.
 
-Nothing here needs that the rank lets Python run. Where it does, its stack comes from a thread of
-its own; else from a handler of a signal in C, which interrupts its main thread for a moment. So it
-is asked only when it has stood still for long.
+Nothing here needs the rank to run Python. If the rank does run Python, a thread of its own gives
+its stack. Otherwise the handler of a signal in C writes it, which interrupts the main thread for a
+moment. So a rank is asked only when it has stood still for long.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .heartbeat_store import LEFT, MAX_TEXT, RUNS, SILENT_S, STOPPED, Beat, Boar
 from .stacks import Process, Question
 
 _ASK_AFTER = 0.6
-"""After which part of its limit a rank is asked for its stack."""
+"""The part of its limit after which a rank that stands still is asked for its stack."""
 
 _ASK_AGAIN_S = 2.0
 _ANSWER_S = 2.0
 _MUTE_S = 1.5
 _SAMPLE_S = 1.0
 _BUSY = 0.5
-"""How many processors a rank wants at least that computes in a call for its card."""
+"""How many processors a rank must use in a call for its card to count as computing there."""
 
 _EXPECTED = tuple(f"ended with exit status {status}" for status in (0, STOPPED_STATUS))
 
@@ -37,17 +37,17 @@ class WatchedRank:
     """One rank of this host.
 
     Args:
-        process: Its process.
+        process: The process of the rank.
 
     Raises:
-        OSError: It has ended.
+        OSError: The process has ended.
     """
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.board = Board.opened(process.board, writes=True)
         self.stack = ""
-        """What was last found; "" since it has moved."""
+        """The last stack that was taken; "" once the rank has moved since."""
         self._since = time.monotonic()
         self._here = progress.read(self.board.memory) or progress.untold()
         self._call: stacks.Call | None = None
@@ -58,21 +58,25 @@ class WatchedRank:
         self._num_beats = 0
 
     def forgive(self) -> None:
-        """Counts anew how long it stands still: this process itself has not run for a while."""
+        """Starts to count anew how long the rank stands still.
+
+        It is called when this process itself was stopped for a while, and saw nothing.
+        """
         self._since = time.monotonic()
 
     def mute_s(self) -> float:
-        """Returns for how long it has let no Python run."""
+        """Returns for how many seconds the rank has run no Python."""
         return max(0.0, time.monotonic() - max(self.board.python_at, self._since))
 
     def beat(self) -> Beat:
-        """Returns what is known of it now."""
+        """Returns what is known of the rank now."""
         here = progress.read(self.board.memory) or self._here
         if here != self._here:
             self._here, self._call, self.stack = here, None, ""
             self._cpu.clear()
         self._num_beats += 1
         mute_s, how = self.mute_s(), stacks.how(self.process)
+        # A program that ends by `os._exit` has no time to say that it leaves.
         state = LEFT if self.board.state == RUNS and how in _EXPECTED else self.board.state
         call = self._call
         return Beat(
@@ -101,7 +105,7 @@ class WatchedRank:
         return end > begin and after - before > _BUSY * (end - begin)
 
     def look(self, beat: Beat) -> None:
-        """Asks it for its stack, and reads the answer, if it has stood still for long."""
+        """Asks a rank that has stood still for long for its stack, and reads the answer."""
         limits = self.board.limits
         limit = limits.training_s if beat.is_training else limits.other_s
         if beat.still_s < _ASK_AFTER * limit or beat.collective or not self.is_there(beat):
@@ -115,14 +119,14 @@ class WatchedRank:
             self.read_answer()
 
     def is_there(self, beat: Beat) -> bool:
-        """Returns whether it can be asked, and need not be woken for that."""
+        """Returns whether the rank can be asked without being woken."""
         return beat.state == RUNS and beat.ended is None
 
     def ask(self, *, wakes: bool = False) -> None:
-        """Asks for its stack.
+        """Asks the rank for its stack.
 
         Args:
-            wakes: Whether it goes on if it was stopped.
+            wakes: Whether to continue a rank that is stopped.
         """
         self.forget_question()
         self._asked_at = time.monotonic()
@@ -132,7 +136,7 @@ class WatchedRank:
             self._number = self.board.ask_for_stack()
 
     def read_answer(self) -> bool:
-        """Returns whether it has answered, and remembers what."""
+        """Returns whether the rank has answered, and keeps the answer."""
         found = ""
         if self._question is not None:
             found = self._question.answer()
@@ -145,21 +149,21 @@ class WatchedRank:
         if time.monotonic() - self._asked_at > _ANSWER_S:
             self.forget_question()
         elif self._number is not None and self.mute_s() > _MUTE_S:
-            self.ask()
+            self.ask()  # by a signal now, since the thread that was asked does not run
         return False
 
     def forget_question(self) -> None:
-        """Waits for no answer any more."""
+        """Gives up waiting for an answer."""
         if self._question is not None:
             self._question.close()
         self._question = self._number = None
 
     def has_ended(self) -> bool:
-        """Returns whether its process is no more."""
+        """Returns whether the rank's process has ended."""
         return stacks.how(self.process) not in (None, STOPPED)
 
     def kill(self) -> None:
-        """Ends it, whatever it does."""
+        """Kills the rank's process, unless it has ended."""
         if not self.has_ended():
             with contextlib.suppress(OSError):
                 os.kill(self.process.pid, signal.SIGKILL)

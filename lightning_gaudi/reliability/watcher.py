@@ -1,15 +1,16 @@
-"""The process that watches the ranks of a host, so that none of them needs its GIL for that.
+"""Watches the ranks of a host in a process of its own, so that no rank needs its GIL to be seen.
 
-Much of the vendor's C code waits, or compiles for minutes, without letting Python run: a thread of
-the rank would be silent then, and the rank be blamed. So the first rank of each host starts this
-process, which reads where each rank is in memory that both share (`heartbeat_store`), sees from the
-kernel whether it lives and computes, and takes its stack from outside (`watched`). The process of
-rank 0's host judges all (`hang_detection`); those of other hosts tell it what they see (`links`),
-and judge for themselves when it is not heard of any more. Nobody asks the store.
+Much of the vendor's C code waits, or compiles for minutes, and holds the GIL meanwhile. A thread in
+the rank would be silent then, and the rank would be blamed. So the first rank of each host starts
+this process. It reads where each rank is from memory that both share (`heartbeat_store`), learns
+from the kernel whether the rank lives and computes, and takes its stack from outside (`watched`).
+The process of rank 0's host judges all ranks (`hang_detection`). Those of the other hosts tell it
+what they see (`links`), and judge for themselves once they do not hear of it any more. Nobody asks
+the store.
 
-It is a Python without site-packages: no torch, 20 MB, less than 0.1 s of a processor to start, for
-which nobody waits. It holds no card, has no variable of the environment but `_KEPT`, ignores what
-ends the ranks, and ends with the last of them, whoever has started it.
+The process is a Python without site-packages and without torch. It takes 20 MB, and less than 0.1 s
+of a processor to start, for which nobody waits. It holds no card, has no variable of the
+environment but `_KEPT`, ignores the signals that end the ranks, and ends with the last rank.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ class Watcher:
     """Watches the ranks of one host.
 
     Args:
-        ranks: Those of this host.
-        gone: Of those that had ended before, what is known.
-        hosts: The number of the host of each rank of all; that of rank 0's is 0.
-        host: The number of this one.
-        links: To the others.
-        tool: Where `hl-smi` is.
+        ranks: The ranks of this host.
+        gone: What is known of the ranks of this host that had ended before.
+        hosts: The number of each rank's host, for all ranks; rank 0's host has the number 0.
+        host: The number of this host.
+        links: The connections to the other hosts.
+        tool: The path of `hl-smi`; None where it is not installed.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Watcher:
         self._beats = dict(gone)
         self._stacks: dict[int, str] = {}
         self._heard_at: dict[int, float] = {}
-        """When each other host was last heard of; those that have never been are not judged."""
+        """When each other host was last heard of; a host that never was is not judged."""
         self._began = self._ran_at = time.monotonic()
         self._sent_at = 0.0
         self._lonely_since: float | None = None
@@ -90,13 +91,13 @@ class Watcher:
         self._compared_at = 0.0
         self._tool = tool
         self._asked_for: dict[int, Slow] = {}
-        """Slow ranks of which nobody has been told yet: what their cards say is on its way."""
+        """The slow ranks that are not named yet, since their cards have not been asked in full."""
         self._questions: dict[int, CardQuestion] = {}
         self._cards: dict[int, str] = {}
         self._news: list[str] = []
 
     def run(self) -> None:
-        """Watches until all ranks of this host have ended, or must."""
+        """Watches until all ranks of this host have ended, or have to."""
         while not self._is_over():
             self._look()
             if (told := self._listen()) is not None:
@@ -112,7 +113,8 @@ class Watcher:
 
     def _look(self) -> None:
         now = time.monotonic()
-        if now - self._ran_at > _SLEPT_S:  # stopped, as by Ctrl-Z, and the ranks were too
+        # This process was stopped, as by Ctrl-Z, and so were the ranks. Their silence says nothing.
+        if now - self._ran_at > _SLEPT_S:
             for rank in self._ranks.values():
                 rank.forgive()
             self._heard_at = dict.fromkeys(self._heard_at, now)
@@ -122,7 +124,10 @@ class Watcher:
             rank.look(beat)
 
     def _is_over(self) -> bool:
-        """Tells if all have left; those that have died are waited for by others for a moment."""
+        """Returns whether all ranks have left.
+
+        If one has died, the other hosts still have to hear of it, so this takes a moment longer.
+        """
         beats = [self._beats.get(number) for number in self._ranks]
         if any(beat is None or (beat.state == RUNS and not beat.is_dead) for beat in beats):
             return False
@@ -145,7 +150,7 @@ class Watcher:
         return report
 
     def _compare(self) -> None:
-        """Names ranks that have become slow, once it is known what `hl-smi` says of their cards."""
+        """Names the ranks that have become slow, with what `hl-smi` says of their cards."""
         now = time.monotonic()
         self._ask_cards(self._asked_for)
         if self._host != 0 or now - self._compared_at < _COMPARE_S:
@@ -171,7 +176,7 @@ class Watcher:
                 self._ranks[0].board.news = self._news
 
     def _ask_cards(self, wanted: Iterable[int]) -> None:
-        """Asks `hl-smi` for the cards of ranks of this host, and takes its answers."""
+        """Asks `hl-smi` about the cards of ranks of this host, and takes its answers."""
         for rank in wanted:
             if rank in self._ranks and rank not in self._questions and rank not in self._cards:
                 module = self._ranks[rank].process.module
@@ -187,7 +192,7 @@ class Watcher:
             self._links.send(self._report())
 
     def _listen(self) -> tuple[Verdict, list[str] | None, dict[int, str]] | None:
-        """Takes what other hosts say; a verdict of rank 0's host is everybody's."""
+        """Takes the messages of other hosts; returns the verdict of rank 0's host if it has one."""
         for host, message in self._links.receive():
             with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError):
                 self._take(host, message)
@@ -205,7 +210,7 @@ class Watcher:
         if host == 0:
             wanted = [n for n in message.get("slow", ()) if type(n) is int and n in self._ranks]
             for rank in self._cards.keys() - {*wanted}:
-                del self._cards[rank]  # another time it is asked anew
+                del self._cards[rank]  # asked anew if the rank becomes slow again
             self._ask_cards(wanted)
         elif self._host == 0:
             for text, card in message.get("cards", {}).items():
@@ -216,7 +221,7 @@ class Watcher:
                 self._stacks[int(text)] = stack[:_MAX_STACK]
 
     def _silent_s(self) -> dict[int, float]:
-        """Returns for how many seconds nothing has been heard of each rank's host."""
+        """Returns for each rank how many seconds nothing has been heard of its host."""
         now = time.monotonic()
         found = {}
         for number in self._beats:
@@ -236,9 +241,12 @@ class Watcher:
         if self._host != 0:
             of_zero = [number for number in beats if self._hosts[number] == 0]
             if not of_zero or silent_s[of_zero[0]] < SILENT_S:
-                return None  # rank 0's host judges
+                return None  # rank 0's host is there, and judges
+
             beats = {n: b for n, b in beats.items() if n in of_zero or n in self._ranks}
         verdict = judge(beats, silent_s, limits)
+        # A death is certain. A hang is judged only after the ranks that stand still were asked for
+        # their stacks, which may show that they wait or compile.
         if verdict is None or any(beats[rank].is_dead for rank in verdict.ranks):
             return verdict
         return verdict if _are_asked(beats, silent_s, limits) else None
@@ -258,7 +266,7 @@ class Watcher:
             )
 
     def _end(self, verdict: Verdict, lines: list[str] | None, told: dict[int, str]) -> None:
-        """Says why, with the stacks of those who are to blame, and ends the ranks of this host."""
+        """Says why the run ends, with the stacks of the ranks to blame, and ends its own ranks."""
         wanted = [*(verdict.ranks or range(len(self._hosts)))][:_MAX_STACKS]
         self._take_stacks([number for number in wanted if number in self._ranks])
         if lines is None:
@@ -277,7 +285,7 @@ class Watcher:
         self._links.finish({"verdict": message})
 
     def _take_stacks(self, wanted: list[int]) -> None:
-        """Asks for stacks as they are now; what was found before is kept of who does not answer."""
+        """Asks ranks for their present stacks; an earlier one stays if a rank does not answer."""
         asked = [n for n in wanted if not self._ranks[n].has_ended()]
         for number in asked:
             rank = self._ranks[number]
@@ -307,7 +315,7 @@ class Watcher:
         return self._ranks[number].mute_s() > SILENT_S / 2
 
     def _end_ranks(self, verdict: Verdict) -> None:
-        """Lets each say why it ends, and has them end together; kills those that do not."""
+        """Lets all ranks say why they end, and then end together; kills those that do not."""
         there = {n: rank for n, rank in self._ranks.items() if not rank.has_ended()}
         mute = {number for number in there if self._is_mute(number)}
         for rank in there.values():
@@ -338,7 +346,7 @@ def _wait(within_s: float, is_done: Any) -> None:
 
 
 def _are_asked(beats: dict[int, Beat], silent_s: dict[int, float], limits: Limits) -> bool:
-    """Returns whether each rank that stands still has been asked in which call, if it could be."""
+    """Returns whether each rank that stands still was asked for its stack, as far as it can be."""
     return all(
         beat.call is not None
         or beat.collective
@@ -351,10 +359,10 @@ def _are_asked(beats: dict[int, Beat], silent_s: dict[int, float], limits: Limit
 
 
 def _told(found: Any, num_ranks: int) -> tuple[Verdict, list[str], dict[int, str]]:
-    """Returns a verdict of another host's.
+    """Returns the verdict of another host.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The message holds none.
     """
     ranks, reason, lines = found["ranks"], found["reason"], found["account"]
     if not all(type(rank) is int and 0 <= rank < num_ranks for rank in ranks):
@@ -367,7 +375,7 @@ def _told(found: Any, num_ranks: int) -> tuple[Verdict, list[str], dict[int, str
 
 
 def main() -> None:
-    """Watches the ranks that the standard input names, as `watchdog` has written it."""
+    """Watches the ranks that `watchdog` names on the standard input."""
     for number in SURVIVED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SURVIVED)
@@ -385,14 +393,14 @@ def main() -> None:
         process = Process(*values)
         try:
             ranks[int(number)] = WatchedRank(process)
-        except OSError:  # it has ended already
+        except OSError:  # the rank has ended already
             gone[int(number)] = _gone(process)
     if ranks:
         Watcher(ranks, gone, task["hosts"], task["host"], links, task["hl_smi"]).run()
 
 
 def _gone(process: Process) -> Beat:
-    """Returns what is known of a rank that has ended before anybody has read its board."""
+    """Returns what is known of a rank that ended before anybody had read its board."""
     how = f"(process {process.pid}) {stacks.how(process) or 'let nobody read its board, and is'}"
     place = progress.untold().place
     return Beat(1, RUNS, 0, place, False, (0, 0), None, None, 0.0, ended=how)
