@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -59,16 +58,6 @@ def _put(states: HostRandom) -> None:
         keys = numpy.frombuffer(states.numpy[_NUMPY.size :], dtype="<u4")
         numpy.random.set_state(("MT19937", keys, position, int(has_gauss), gauss))
     torch.set_rng_state(_tensor(states.torch))
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Restores the generators after a block."""
-    before = take()
-    try:
-        yield
-    finally:
-        put(before)
 
 
 def to_tensors(states: HostRandom) -> dict[str, Tensor]:

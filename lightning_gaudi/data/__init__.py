@@ -1,4 +1,4 @@
-"""Data for devices that want static shapes: no device is touched here, and Lightning is not needed.
+"""Prepares data for devices that want static shapes, without a device and without Lightning.
 
 In reading order:
 
@@ -10,7 +10,7 @@ In reading order:
 - `packing`: many short sequences in one row of fixed length, each attending only to itself.
 - `shape_report`: which shapes a loader gives, and how much of them is padding.
 - `embedded`: real English text that every machine already has.
-- `cache`: where what is made once is kept.
+- `cache`: the folder that keeps what is made once.
 """
 
 from typing import TYPE_CHECKING

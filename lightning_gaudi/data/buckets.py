@@ -1,7 +1,7 @@
-"""Bucket boundaries: a few lengths to pad to, chosen to waste as little as possible.
+"""Chooses bucket boundaries, a few lengths to pad to, so that as little as possible is wasted.
 
-A device that compiles a graph for every shape wants few shapes. One shape means padding every
-sample to the longest; the boundaries computed here are the best compromise for a given number.
+A device that compiles a graph for every shape wants few shapes. With a single shape every sample is
+padded to the longest one. The boundaries that are computed here waste least for a given number.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def optimal_buckets(
 
     Args:
         lengths: [number of samples], the number of tokens of each.
-        num_buckets: how many boundaries there may be: so many graphs are compiled.
-        multiple_of: what each boundary is a multiple of.
+        num_buckets: the most boundaries there may be; as many graphs are compiled.
+        multiple_of: each boundary is a multiple of this.
         max_length: the last boundary, whatever `lengths` hold, such as the length to which a
             tokenizer cuts; it need not be a multiple. None for the longest sample, rounded up.
 
@@ -52,7 +52,7 @@ def optimal_buckets(
     last = -(-longest // multiple_of) * multiple_of if max_length is None else max_length
     if longest > last:
         raise ValueError(too_long(longest, last))
-    # Only lengths that occur, rounded up, can be the best boundaries, and the last one.
+    # Only lengths that occur, rounded up, can be the best boundaries; the last one is given.
     rounded = np.minimum(-(-counted // multiple_of) * multiple_of, last)
     candidates, counts = np.unique(np.append(rounded, last), return_counts=True)
     counts[-1] -= 1  # the one appended
@@ -65,11 +65,12 @@ def _fewest_padded_tokens(candidates: IntArray, num_up_to: IntArray, num_buckets
     Args:
         candidates: [n], ascending.
         num_up_to: [n], the number of samples no longer than each candidate.
-        num_buckets: how many to choose at most.
+        num_buckets: the most to choose.
     """
     num_candidates = len(candidates)
     depth = min(num_buckets, num_candidates)
-    # fewest[k, j]: tokens of all samples up to candidate j in k + 1 buckets, the last ending at j.
+    # fewest[k, j] is the tokens of all samples up to candidate j in k + 1 buckets, the last of
+    # which ends at j.
     fewest = np.full((depth, num_candidates), np.iinfo(np.int64).max // 2)
     previous = np.zeros((depth, num_candidates), np.int64)
     fewest[0] = num_up_to * candidates
@@ -93,10 +94,10 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[n
         boundaries: ascending: the longest length that each bucket takes.
 
     Returns:
-        [number of samples], counted from 0; of one byte each, up to 128 buckets.
+        [number of samples], counted from 0; one byte each for up to 128 buckets.
 
     Raises:
-        ValueError: for lengths or boundaries that are none, and a sample longer than the last.
+        ValueError: for invalid lengths or boundaries, and a sample longer than the last boundary.
     """
     limits = np.asarray(boundaries)
     if limits.ndim != 1 or not len(limits) or (limits < 1).any() or (np.diff(limits) < 1).any():
@@ -108,7 +109,8 @@ def bucket_of_each(lengths: Lengths, boundaries: Sequence[int]) -> npt.NDArray[n
     if (longest := int(counted.max())) > limits[-1]:
         raise ValueError(too_long(longest, int(limits[-1])))
     kind = np.int8 if len(limits) <= np.iinfo(np.int8).max + 1 else np.int16
-    # Looked up, not searched; by the part, since indexing makes eight bytes a sample of it.
+    # A table is faster than a search for each sample. It is read part by part, since an array that
+    # indexes is converted to eight bytes a sample.
     bucket_of = np.searchsorted(limits, np.arange(longest + 1)).astype(kind)
     found = np.empty(len(counted), kind)
     for begin in range(0, len(counted), _AT_ONCE):
@@ -121,7 +123,7 @@ _AT_ONCE = 2**18
 
 
 def checked_lengths(lengths: Lengths) -> IntArray:
-    """Gives the lengths as an array, which is not empty and holds whole numbers of at least one."""
+    """Returns the lengths as an array that is not empty and holds whole numbers of at least one."""
     return _checked(lengths).astype(np.int64)
 
 

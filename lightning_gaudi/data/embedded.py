@@ -1,8 +1,8 @@
-"""Real English text on any machine: the documentation of Python and of installed packages.
+"""Reads English text that every machine has: the documentation of Python and installed packages.
 
 It is read at run time from source files, which are parsed and never imported, so nothing is
-downloaded, shipped or executed. Text differs between versions of the packages: compare a result
-with a reference computed on the same text, never with a fixed number.
+downloaded, shipped or executed. The text differs between versions of the packages. So compare a
+result with a reference computed on the same text, and never with a fixed number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def embedded_documents(
     standard_library: bool = True,
     cache_dir: Path | None = None,
 ) -> list[list[str]]:
-    """Documents of English prose, each a list of sentences, without repeated sentences.
+    """Returns documents of English prose, each a list of sentences, without repeated sentences.
 
     The first call parses the sources (3 s for the standard library, 20 s with torch); later ones
     read a cache that is kept for each combination of package versions.
@@ -87,11 +87,11 @@ def embedded_documents(
 def embedded_fingerprint(
     packages: Sequence[str] = ("torch",), *, standard_library: bool = True
 ) -> str:
-    """Returns what stands for the text of `embedded_documents`, without reading it.
+    """Returns a fingerprint of the text of `embedded_documents`, without reading the text.
 
     Args:
-        packages: as there.
-        standard_library: as there.
+        packages: as in `embedded_documents`.
+        standard_library: likewise.
 
     Returns:
         16 hexadecimal digits that change with the versions of what is read, and with how it is.
@@ -136,7 +136,7 @@ def _is_document(value: object) -> bool:
 
 
 def _write(path: Path, documents: list[list[str]]) -> None:
-    """Writes beside the target and move: another process sees the whole file or none."""
+    """Writes beside the target and moves it there, so that others see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
@@ -151,13 +151,14 @@ def _write(path: Path, documents: list[list[str]]) -> None:
 
 
 def _build(roots: dict[str, Path], standard_library: bool) -> list[list[str]]:
-    """Groups the sentences of all entries by what they document; drops what was seen before."""
+    """Groups the sentences of all entries by what they document, and drops repeated ones."""
     seen: set[bytes] = set()
     documents: dict[tuple[str, str], list[str]] = {}
     for module, name, text in _entries(roots, standard_library):
         # A long text is a document of its own; short ones of one class belong together.
         owner = name if len(text) > _LONG_TEXT_CHARACTERS else name.split(".")[0]
         for sentence in (s for p in paragraphs(text) for s in sentences(p)):
+            # Copies of a sentence may differ in spaces and punctuation.
             letters = re.sub(r"[^a-z]", "", sentence.lower())
             digest = hashlib.blake2b(letters.encode(), digest_size=8).digest()
             if digest not in seen and count_words(sentence) >= _MIN_SENTENCE_WORDS:
@@ -200,10 +201,10 @@ def _entries_of(path: Path, module: str) -> Iterator[_Entry]:
         if b'"""' not in source and b"'''" not in source:
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in other people's files
+            warnings.simplefilter("ignore")  # such as those of invalid escapes in others' files
             tree = ast.parse(source)
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # files that are data for tests or templates
+        return  # such files are templates, or data of tests
     stack: list[tuple[ast.AST, str]] = [(tree, "")]
     while stack:
         node, name = stack.pop()

@@ -1,4 +1,4 @@
-"""Evaluation with one batch shape: each sample once, the last batch filled up and marked."""
+"""Makes loaders for evaluation with one batch shape, whose last batch is filled up and marked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluation_loader(
         batch_size: rows of each batch on each rank (B).
         collate_fn: makes a batch of B samples, always of the same shape.
         num_ranks: processes that share the samples; None asks torch.distributed.
-        rank: this process among them; None as well.
+        rank: the number of this process among them; None asks torch.distributed, too.
         kwargs: further arguments of `BucketDataLoader`, such as `num_workers`.
 
     Returns:
@@ -46,6 +46,7 @@ def evaluation_loader(
         ValueError: for an empty data set and a batch size below one.
     """
     sampler = BucketBatchSampler(
+        # One byte of memory, however many samples there are.
         np.broadcast_to(np.int8(1), len(dataset)),  # type: ignore[arg-type]
         [1],
         batch_size,
@@ -57,7 +58,7 @@ def evaluation_loader(
 
 
 class _WithoutLength:
-    """A usual collate function, where a loader says what to pad to."""
+    """Calls a usual collate function, which is not told a length to pad to."""
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.collate_fn = collate_fn

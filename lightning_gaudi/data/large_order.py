@@ -1,14 +1,14 @@
-"""The batches of an epoch of many samples, each computed when it is asked for.
+"""Computes the batches of an epoch of many samples, each when it is asked for.
 
 To draw a permutation of 10^9 samples takes minutes and 8 GB, before the first batch and each time a
-run goes on. Here the sample at any place of the epoch is computed from the place alone: a keyed
-permutation of numbers says which sample of a bucket comes there, and counts by the block say where
-in the data set that lies. Memory is a byte a sample and a little, whatever the epoch.
+run goes on. Here the sample at any place of the epoch is computed from the place alone. A keyed
+permutation of numbers tells which sample of a bucket comes at that place, and counts for each block
+of samples tell where it lies in the data set. This takes little more memory than a byte a sample.
 
 Shapes: B samples in a batch of one rank, R ranks, N samples, K buckets, S steps.
 
 Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002): the generalized
-Feistel cipher over a x b numbers, and walking in a cycle to stay below n.
+Feistel cipher over a x b numbers, and cycle walking, which keeps the result below n.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ IntArray: TypeAlias = "npt.NDArray[np.int64]"
 _BLOCK = 128
 _NUM_ROUNDS = 4
 _MAX_AHEAD = 16
-"""Batches that are computed together: numpy's calls cost more than what they compute for one."""
+"""The most batches computed together: for a single one, numpy's calls cost more than its work."""
 
 _BLOCKS_AT_ONCE = 2**13
 
 
 class BucketIndex:
-    """Where in a data set the samples of each bucket lie.
+    """Finds where in a data set the samples of each bucket lie.
 
     Args:
-        bucket_of: [N], small integers: the bucket of each sample; a block of them at least.
-        num_buckets: K.
+        bucket_of: [N], small integers: the bucket of each sample; at least a block of them.
+        num_buckets: the number of buckets (K).
     """
 
     def __init__(self, bucket_of: npt.NDArray[np.signedinteger], num_buckets: int) -> None:
@@ -52,22 +52,22 @@ class BucketIndex:
                 here = (blocks == bucket).sum(axis=1, dtype=np.int16)
                 before[bucket, begin + 1 : begin + 1 + len(here)] = here
         self._num_before = before.cumsum(axis=1, dtype=kind, out=before)
-        """[K, blocks + 1]: samples of each bucket before each block."""
+        """[K, blocks + 1], how many samples of each bucket come before each block."""
 
     @property
     def counts(self) -> IntArray:
-        """[K], the samples of each bucket."""
+        """[K], the number of samples of each bucket."""
         return self._num_before[:, -1].astype(np.int64)
 
     def find(self, buckets: IntArray, numbers: IntArray) -> IntArray:
-        """Returns where samples lie: of each, which of its bucket's it is, in their order.
+        """Returns [n], the indices of samples in the data set.
 
         Args:
-            buckets: [n].
-            numbers: [n], from 0.
+            buckets: [n], the bucket of each sample.
+            numbers: [n], the number of each sample within its bucket, from 0.
         """
         blocks = np.empty_like(numbers)
-        # Of the row's own type: else numpy makes another row of it.
+        # `searchsorted` would convert the whole row if the types differed.
         wanted = numbers.astype(self._num_before.dtype)
         for bucket in set(buckets.tolist()):
             is_here = buckets == bucket
@@ -80,7 +80,10 @@ class BucketIndex:
         return found
 
     def _block(self, blocks: IntArray) -> npt.NDArray[np.signedinteger]:
-        """Returns [n, samples of a block], the buckets in some blocks; -1 behind the last."""
+        """Returns [n, samples of a block], the buckets of the samples in some blocks.
+
+        Behind the last sample it is -1.
+        """
         num_whole = len(self._bucket_of) // _BLOCK
         whole = self._bucket_of[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)
         found = whole[np.minimum(blocks, num_whole - 1)]
@@ -91,11 +94,11 @@ class BucketIndex:
 
 
 class Shuffled:
-    """A permutation of the numbers below n, of which each is computed by itself.
+    """A permutation of the numbers below n, whose elements are computed one by one.
 
     Args:
-        size: n.
-        keys: [rounds], of 64 bits; each other ones give another permutation.
+        size: the number of elements (n).
+        keys: [rounds], of 64 bits; other keys give another permutation.
     """
 
     def __init__(self, size: int, keys: npt.NDArray[np.uint64]) -> None:
@@ -105,13 +108,15 @@ class Shuffled:
         self._keys = list(keys)
 
     def __call__(self, numbers: IntArray) -> IntArray:
-        """Returns what stands at some places.
+        """Returns the elements at some places.
 
         Args:
-            numbers: [n], each below the size.
+            numbers: [n], the places, each below the size.
         """
         found = self._encipher(numbers)
-        while (is_out := found >= self._size).any():  # fewer than one in the root of the size
+        # The cipher permutes a rectangle a little larger than n. A result beyond n is enciphered
+        # again until it is within; that concerns fewer than one in sqrt(n).
+        while (is_out := found >= self._size).any():
             found[is_out] = self._encipher(found[is_out])
         return found
 
@@ -127,7 +132,7 @@ class Shuffled:
 
 
 def _mixed(numbers: IntArray, key: np.uint64, below: int) -> IntArray:
-    """Returns numbers below a limit that look drawn, the same for the same number and key.
+    """Returns numbers below a limit that look random, always the same for a number and a key.
 
     Source: the finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom
     Number Generators" (OOPSLA 2014).
@@ -140,17 +145,17 @@ def _mixed(numbers: IntArray, key: np.uint64, below: int) -> IntArray:
 
 
 class LargeOrder:
-    """The batches of one epoch on one rank.
+    """Yields the batches of one epoch on one rank.
 
-    All samples stand in a row, the largest bucket's first, those of a bucket in random order. Each
-    step takes B * R of them, and in training the steps come in random order.
+    All samples stand in a row: the largest bucket comes first, and within a bucket the order is
+    random. Each step takes B * R of them, and in training the steps come in random order.
 
     Args:
-        index: Of the data set.
-        per_rank: B.
-        rank: This one, and how many there are (R).
-        num_left_out: Samples that do not come in this epoch, random ones.
-        rng: Of this epoch; None for the order of the data set.
+        index: the index of the data set.
+        per_rank: samples of a batch on each rank (B).
+        rank: the number of this rank, and how many there are (R).
+        num_left_out: how many random samples do not come in this epoch.
+        rng: the generator of this epoch; None for the order of the data set.
     """
 
     def __init__(
@@ -177,7 +182,8 @@ class LargeOrder:
         self._per_step = per_rank * self._num_ranks
         self._num_samples = total - num_left_out
         self._num_steps = -(-self._num_samples // self._per_step)
-        if rng is not None and len(counts) > 1:  # else they are in random order
+        # With a single bucket the steps are in random order anyway.
+        if rng is not None and len(counts) > 1:
             self._steps = Shuffled(self._num_steps, of_steps)
 
     def __len__(self) -> int:
@@ -185,13 +191,14 @@ class LargeOrder:
 
     def batches(self, start: int) -> Iterator[tuple[list[int], int, int]]:
         """Yields the indices of this rank, their bucket, and one sample of it, from a step on."""
+        # The first batch is computed alone, so that it comes at once; later ones in larger groups.
         num_ahead = 1
         while start < self._num_steps:
             steps = np.arange(start, min(start + num_ahead, self._num_steps))
             start, num_ahead = start + num_ahead, min(2 * num_ahead, _MAX_AHEAD)
             firsts = (steps if self._steps is None else self._steps(steps)) * self._per_step
             places = np.arange(self._per_rank) * self._num_ranks + self._rank
-            # The first of a step, which all ranks know, and this rank's own.
+            # The first sample of the step, which all ranks know, and the samples of this rank.
             places = np.concatenate([firsts[:, None], firsts[:, None] + places], axis=1)
             is_real = places < self._num_samples
             samples, buckets = self._at(np.minimum(places, self._num_samples - 1).ravel())
@@ -200,7 +207,7 @@ class LargeOrder:
                 yield row[1:][real[1:]].tolist(), int(bucket), int(row[0])
 
     def _at(self, places: IntArray) -> tuple[IntArray, IntArray]:
-        """Returns which samples stand at some places of the row, and in which bucket each is."""
+        """Returns the samples at some places of the row, and the bucket of each."""
         which = np.searchsorted(self._begins, places, side="right") - 1
         numbers = places - self._begins[which]
         if self._within is not None:

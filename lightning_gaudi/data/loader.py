@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_gaudi.data.padding import pad_batch
 from lightning_gaudi.data.sampler import BucketBatch, BucketBatchSampler
 
-__all__ = ["BucketDataLoader"]
+__all__ = ["BucketDataLoader", "worker_context"]
 
 Collate: TypeAlias = "Callable[[list[Any], int], Any]"
 
@@ -30,7 +30,7 @@ class BucketDataLoader(DataLoader[Any]):
     On several ranks Lightning leaves it as it is: the sampler already gives each rank its share,
     so `use_distributed_sampler` need not be turned off. Lightning saves its position in
     checkpoints and goes on there, within an epoch too: `state_dict` counts the batches that were
-    taken from the loader, not those that workers have prepared ahead. (Not known to it is where
+    taken from the loader, not those that workers have prepared ahead. (It does not know where
     `limit_train_batches` ends an epoch: resumed exactly there, it first gives what is left.)
 
     Where the sampler fills up its last batch (evaluation), every batch has in addition `is_real`,
@@ -44,8 +44,9 @@ class BucketDataLoader(DataLoader[Any]):
             for it, is taken as well.
         collate_fn: makes a batch of `(samples, length)`: B samples of the data set and the number
             of tokens to pad each to. Default: `pad_batch`.
-        with_epoch: ask the data set for `(epoch, index)` rather than `index`, so that what it
-            draws at random, such as masks, can depend on the epoch and be the same after resuming.
+        with_epoch: whether to ask the data set for `(epoch, index)` rather than `index`, so that
+            what it draws at random, such as masks, can depend on the epoch and is the same after
+            resuming.
         label_names: tensors of integers [B, ...] whose rows that are not real become -100.
         kwargs: further arguments of `torch.utils.data.DataLoader`, such as `num_workers`; with
             these, `multiprocessing_context=worker_context()` in a plain loop beside a card.
@@ -65,8 +66,8 @@ class BucketDataLoader(DataLoader[Any]):
         label_names: Sequence[str] = ("labels",),
         **kwargs: Any,
     ) -> None:
-        # For prediction, Lightning makes a loader anew: with the arguments it was made with, and by
-        # name with a batch sampler around the one it had (lightning/pytorch/utilities/data.py).
+        # For prediction, Lightning makes the loader anew. It passes the arguments of the first one,
+        # and by name a batch sampler around the first one's (lightning/pytorch/utilities/data.py).
         batch_sampler = batches if batch_sampler is None else batch_sampler
         if batch_sampler is None or not hasattr(batch_sampler, "fills_last"):
             raise ValueError(
@@ -74,7 +75,7 @@ class BucketDataLoader(DataLoader[Any]):
                 f"{type(batch_sampler).__name__}. Give one as the second argument."
             )
         if not isinstance(dataset, _Batches):
-            if isinstance(batch_sampler, BucketBatchSampler):  # not one that is around it
+            if isinstance(batch_sampler, BucketBatchSampler):  # and not Lightning's around it
                 _check_length(dataset, batch_sampler)
             fills = batch_sampler.fills_last
             dataset = _Batches(dataset, collate_fn, with_epoch, tuple(label_names), fills)
@@ -119,15 +120,16 @@ class BucketDataLoader(DataLoader[Any]):
         self._bucket_sampler().set_epoch(epoch)
 
     def _bucket_sampler(self) -> BucketBatchSampler:
-        assert isinstance(self.sampler, BucketBatchSampler)  # only a loader for prediction has not
+        # Only the loader that Lightning makes for prediction has another, and it asks for no state.
+        assert isinstance(self.sampler, BucketBatchSampler)
         return self.sampler
 
 
 class _CountedBatches(Iterator[Any]):
-    """Iterates and tells the sampler how many batches were taken.
+    """Iterates over the batches, and tells the sampler how many were taken.
 
-    It starts with the first batch, not before: Lightning makes the iterator of an epoch before it
-    says which epoch that is.
+    It starts at the first batch and not before, since Lightning makes the iterator of an epoch
+    before it says which epoch that is.
     """
 
     def __init__(self, loader: BucketDataLoader) -> None:
@@ -149,7 +151,7 @@ class _CountedBatches(Iterator[Any]):
 
 
 class _Batches(Dataset[Any]):
-    """A data set that is asked for whole batches: it knows what each is padded and filled up to."""
+    """A data set of whole batches, which pads each and fills it up."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class _Batches(Dataset[Any]):
         return self.dataset[index]
 
     def __getitems__(self, batch: BucketBatch) -> Any:
-        """Returns the batch: DataLoader calls this where a data set has it."""
+        """Returns a batch; DataLoader calls this if a data set has it."""
         filled = [*batch, *[batch.filler] * (batch.size - len(batch))]
         keys: list[Any] = [(batch.epoch, index) for index in filled] if self.with_epoch else filled
         get_all = getattr(self.dataset, "__getitems__", None)
@@ -189,7 +191,7 @@ def _check_length(dataset: Any, batches: BucketBatchSampler) -> None:
 
 
 def _mark(batch: Any, is_real: Tensor, label_names: tuple[str, ...]) -> Any:
-    """Adds `is_real` [B] to a batch and takes the labels from rows that are not."""
+    """Adds `is_real` [B] to a batch, and removes the labels of rows that are not real."""
     if not isinstance(batch, MutableMapping):
         return (*batch, is_real) if isinstance(batch, (tuple, list)) else (batch, is_real)
     for name in label_names:
@@ -205,14 +207,12 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-__all__ = ["worker_context"]
-
-
 def worker_context() -> BaseContext:
-    """Returns how a DataLoader's workers start where the process holds a card: without a fork.
+    """Returns a context in which a DataLoader's workers start without a fork of this process.
 
-    `DataLoader(..., num_workers=4, multiprocessing_context=worker_context())`. A Trainer and Fabric
-    do that by themselves. It works without a card, too.
+    A process that holds a card must not be forked. Use it as `DataLoader(..., num_workers=4,
+    multiprocessing_context=worker_context())`. A Trainer and Fabric set it by themselves. It works
+    without a card, too.
     """
     from lightning_gaudi._core.workers.start import WorkerContext
 

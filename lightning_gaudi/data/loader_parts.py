@@ -1,4 +1,4 @@
-"""What of a DataLoader draws and orders its batches, and whether that can be done again."""
+"""Finds what draws and orders the batches of a DataLoader, and whether that can be repeated."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 
 
 def is_ordinary(loader: Any) -> bool:
-    """Returns whether it is a DataLoader that iterates as torch's, and has no state of its own."""
+    """Returns whether a loader is a DataLoader that iterates as torch's does, without a state."""
     if not isinstance(loader, DataLoader) or hasattr(loader, "state_dict"):
         return False
     return type(loader)._get_iterator is DataLoader._get_iterator
 
 
 def has_order(loader: DataLoader[Any]) -> bool:
-    """Returns whether what comes next is known without loading it; an iterable has no indices."""
+    """Returns whether the next samples are known without loading them, as indices of a data set."""
     return not isinstance(loader.dataset, IterableDataset)
 
 
@@ -40,7 +40,7 @@ def reason_against(loader: DataLoader[Any]) -> str | None:
 
 
 def samplers(loader: DataLoader[Any]) -> list[Any]:
-    """Returns what gives the indices of its batches, and of the samples in them."""
+    """Returns the samplers of a loader: of its batches, and of the samples in them."""
     found: dict[int, Any] = {}
     for each in (loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
         found[id(each)] = each
@@ -49,12 +49,12 @@ def samplers(loader: DataLoader[Any]) -> list[Any]:
 
 
 def distributed(loader: DataLoader[Any]) -> list[DistributedSampler[Any]]:
-    """Returns those of them that give each rank its own samples."""
+    """Returns the samplers of a loader that give each rank its own samples."""
     return [each for each in samplers(loader) if isinstance(each, DistributedSampler)]
 
 
 def generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Returns the user's own that an epoch's order and the workers' seed are drawn from."""
+    """Returns the user's own generators that draw an epoch's order and the workers' seed."""
     found: dict[int, torch.Generator] = {}
     for owner in (loader, *samplers(loader)):
         generator = getattr(owner, "generator", None)
@@ -67,10 +67,10 @@ _ORDERED = ("distributed", "sequential")
 
 
 def describe(loader: Any) -> dict[str, Any]:
-    """Returns what the order of a loader's samples depends on beside random states: plain data.
+    """Returns, as plain data, what the order of a loader depends on beside random states.
 
     Args:
-        loader: What is iterated on this rank.
+        loader: the object that is iterated over on this rank.
     """
     if not isinstance(loader, DataLoader):
         return {"batch_size": None, "num_samples": None, "order": "other"}
@@ -93,16 +93,16 @@ def check_order(
     ranks: tuple[int, int],
     advice: str,
 ) -> None:
-    """Refuses to go on within an epoch where its other batches would be other ones.
+    """Refuses to go on within an epoch whose remaining batches would differ.
 
     Args:
-        saved: What `describe` said of each loader when the checkpoint was saved.
-        now: What it says now.
-        ranks: The number of ranks then and now.
-        advice: How to go on otherwise, at the end of an error.
+        saved: what `describe` returned of each loader when the checkpoint was saved.
+        now: what it returns now.
+        ranks: the number of ranks then and now.
+        advice: the end of the error's message, which says how to go on otherwise.
 
     Raises:
-        ValueError: They would be.
+        ValueError: the batches would differ.
     """
     for before, after in zip(saved, now, strict=True):
         is_same = ranks[0] == ranks[1] and before["batch_size"] == after["batch_size"]

@@ -1,8 +1,8 @@
-"""Packing: several sequences share one row of fixed length, and attention keeps them apart.
+"""Packs several sequences into one row of fixed length; attention keeps them apart.
 
-A device that compiles a graph for every shape wants one shape; padding every sequence to the
-longest gives one, at the price of computing mostly padding. Packing gives one shape with almost
-none: docstring text cut to 512 tokens fills 25 % of padded rows and 99 % of packed ones.
+A device that compiles a graph for every shape wants one shape. Padding every sequence to the
+longest gives one, but most of the work is padding then. Packing gives one shape with almost no
+padding: docstring text cut to 512 tokens fills 25 % of padded rows and 99 % of packed ones.
 
 `pack` says which sequences share a row, or `pack_together` where a sample has several, such as an
 article and its summary. A `PackDataset` gives a row's samples, and `pack_batch` makes tensors of
@@ -44,9 +44,9 @@ def pack(
 ) -> Iterator[list[int]]:
     """Groups sequences into packs of at most `capacity` tokens, in one pass and bounded memory.
 
-    Best fit over a window of waiting sequences: a pack starts with the longest one waiting and
-    takes, again and again, the longest that still fits. `lengths` may be endless: no more than
-    `window` sequences wait at any time. The same lengths always give the same packs.
+    It looks for the best fit in a window of waiting sequences: a pack starts with the longest one
+    and takes, again and again, the longest that still fits. `lengths` may be endless, since no more
+    than `window` sequences wait at any time. The same lengths always give the same packs.
 
     Args:
         lengths: number of tokens of each sequence, in the order in which they are known by index.
@@ -103,15 +103,15 @@ def pack_together(
 ) -> Iterator[list[int]]:
     """Groups samples of several sequences each into packs, in one pass and bounded memory.
 
-    As `pack`, for samples that need room in several rows at once: those of an encoder and of a
-    decoder. A pack takes, again and again, the sample behind which the emptiest of its rows is
-    fullest, so that all of them fill up alike.
+    It works as `pack` does, for samples that need room in several rows at once, such as those of an
+    encoder and of a decoder. A pack takes, again and again, the sample that leaves least room in
+    the emptiest of its rows, so that all rows fill up alike.
 
     Args:
         lengths: of each sample, the number of tokens of each of its sequences.
         capacities: tokens that a pack holds of each.
         max_samples: samples that a pack may hold (K); None for any number.
-        window: samples to choose from; more of them pack tighter.
+        window: samples to choose from; a larger window packs tighter.
 
     Yields:
         The indices of the samples of one pack. Every index comes exactly once.
@@ -151,14 +151,14 @@ def _check_sample(index: int, lengths: Sequence[int], capacities: Sequence[int])
 
 
 _EXACT = 1e-9
-"""More than shares of a capacity lose in a sum, and less than a token's share."""
+"""A tolerance for sums of shares: more than rounding loses, and less than the share of a token."""
 
 
 def _fill_rows(needs: np.ndarray, max_samples: int) -> list[int]:
     """Returns which of the waiting samples share a pack.
 
     Args:
-        needs: [waiting, sequences], of a pack's capacity, above 0 to 1; the oldest first.
+        needs: [waiting, sequences], shares of a pack's capacity, above 0 to 1; the oldest first.
         max_samples: a pack holds no more.
     """
     chosen: list[int] = []
@@ -180,7 +180,7 @@ def fitting_capacity(
 ) -> int:
     """Returns how many tokens of a second sequence a pack should hold beside those of a first.
 
-    It is the number with which the fewest places of both together are padding, by trying.
+    It tries several numbers, and returns the one with the least padding in both rows together.
 
     Args:
         lengths: [number of samples, 2], as of articles and their summaries.
@@ -193,7 +193,7 @@ def fitting_capacity(
     """
     if not len(lengths):
         raise ValueError("There are no samples to choose a capacity for. Give at least one.")
-    # Enough to know it, from all along the data, which may be sorted.
+    # A part is enough; it is taken from all along the data, which may be sorted.
     tried = lengths[np.unique(np.linspace(0, len(lengths) - 1, _NUM_TRIED).astype(np.int64))]
     first, second = tried.sum(0)
     least = int(lengths[:, 1].max())
@@ -208,7 +208,8 @@ def fitting_capacity(
     for other in range(start + multiple_of, 2 * start + 1, multiple_of):
         if (found := num_places(other)) < fewest:
             best, fewest = other, found
-        elif other >= best + 3 * multiple_of:  # it goes up and down by a few packs
+        # The padding goes up and down by a few packs, so one worse number is no reason to stop.
+        elif other >= best + 3 * multiple_of:
             break
     return int(best)
 
@@ -217,7 +218,7 @@ _NUM_TRIED = 2048
 
 
 class PackDataset(Dataset[list[Any]]):
-    """A data set's samples by the pack: item `n` is the list of the samples of pack `n`.
+    """Gives the samples of a data set in packs: item `n` is the list of the samples of pack `n`.
 
     A loader asks it for `(epoch, index)` as it would ask the data set (`with_epoch`).
 
@@ -242,7 +243,7 @@ class PackDataset(Dataset[list[Any]]):
 
     @property
     def samples_per_pack(self) -> float:
-        """How many samples a pack has on average."""
+        """The average number of samples in a pack."""
         return len(self._indices) / max(len(self), 1)
 
 
@@ -254,7 +255,7 @@ def pack_batch(
     lengths: Mapping[str, int] | None = None,
     max_samples: int | None = None,
 ) -> dict[str, Any]:
-    """Makes one row of each pack: its samples' sequences one after another, padded at the end.
+    """Makes one row of each pack: the sequences of its samples in turn, padded at the end.
 
     Use it as `collate_fn` of a `BucketDataLoader` of a `PackDataset`, with `functools.partial`
     where settings are needed.
@@ -268,11 +269,11 @@ def pack_batch(
         max_samples: samples that a row may hold (K); only where samples have numbers.
 
     Returns:
-        By name, tensors [B, T] of sequences and [B, K] of numbers. And of the sequences of T
-        tokens `sequence_ids` [B, T], int64, 1 for the first sample of a row, 2 for the second,
-        0 for padding; `position_ids` [B, T], from 0 in each sample; with `max_samples`,
-        `first_positions` [B, K], where each sample begins. Of a name with its own length these are
-        `labels_sequence_ids`, `labels_position_ids`.
+        By name, tensors [B, T] of sequences and [B, K] of numbers. The sequences of T tokens also
+        have `sequence_ids` [B, T], int64, 1 for the first sample of a row, 2 for the second, 0 for
+        padding; `position_ids` [B, T], from 0 in each sample; and with `max_samples`
+        `first_positions` [B, K], where each sample begins. For a name with its own length these
+        are `labels_sequence_ids` and `labels_position_ids`.
 
     Raises:
         ValueError: for a pack that is longer than its row or has more samples, for numbers without
@@ -319,7 +320,7 @@ def _is_sequence(value: Any) -> bool:
 
 
 def _layouts(names: Sequence[str], own: Mapping[str, int]) -> dict[str, list[str]]:
-    """Returns the sequences that lie alike in a row, by what names of their places begin with."""
+    """Groups the sequences that lie alike in a row, by the prefix of the names of their places."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(f"{name}_" if name in own else "", []).append(name)
@@ -327,7 +328,7 @@ def _layouts(names: Sequence[str], own: Mapping[str, int]) -> dict[str, list[str
 
 
 def _sizes(samples: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[int]:
-    """Returns how many tokens each sample has in a row, in all sequences of it alike."""
+    """Returns how many tokens each sample has in a row, the same in all of its sequences."""
     sizes = [len(sample[names[0]]) for sample in samples]
     for name in names[1:]:
         if (others := [len(sample[name]) for sample in samples]) != sizes:
@@ -344,9 +345,9 @@ def block_diagonal_mask(
     """Returns the additive attention mask under which each packed sequence attends only to itself.
 
     It is built from elementwise operations on the device of `sequence_ids`, so it costs no host
-    synchronization, and its shape depends on nothing but T. Padding (id 0) attends to padding:
-    no row is masked entirely, so no softmax divides by zero. (With other keys it may be, where
-    these have no padding; the mask is finite, so that is a mean of all of them.)
+    synchronization, and its shape depends on nothing but T. Padding (id 0) attends to padding, so
+    no row is masked entirely, and no softmax divides by zero. (With other keys a row may be, if
+    these have no padding. The mask is finite, so that row is the mean of all of them.)
 
     Args:
         sequence_ids: [B, T], integer; 0 for padding, else the number of the sequence in its row.

@@ -1,4 +1,4 @@
-"""Samples of different lengths into tensors of one shape.
+"""Pads samples of different lengths to tensors of one shape.
 
 Shapes: B samples in a batch, T tokens that each is padded to.
 """
@@ -79,8 +79,9 @@ def _stack(values: list[Any], length: int, pad_value: float, name: str) -> Tenso
         rows: Any = torch.full((len(values), length), pad_value, dtype=values[0].dtype)
     else:
         arrays = [np.asarray(value) for value in values]
-        # The type of the longest: an empty list is an array of floats.
+        # The type of the longest one, since an empty list becomes an array of floats.
         dtype = max(arrays, key=np.size).dtype
+        # Python's floats have 64 bits, which no Gaudi computes with.
         dtype = np.dtype(np.float32) if dtype == np.float64 else dtype
         if arrays[0].ndim != 1:
             return torch.from_numpy(np.stack(arrays).astype(dtype))

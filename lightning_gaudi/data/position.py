@@ -1,10 +1,10 @@
-"""Where an ordinary DataLoader is in its epoch: what a checkpoint needs to go on exactly there.
+"""Keeps where an ordinary DataLoader is in its epoch, so that a run goes on exactly there.
 
-The order of an epoch comes from random states at its start: those are kept, and the batches that
-were taken are counted. To go on, the order is drawn again and what was taken is passed over
-without loading it. What workers draw is in their reports, see `position_iterators`.
+The order of an epoch comes from the random states at its start. These are kept, and the batches
+that were taken are counted. To go on, the order is drawn again, and what was taken is passed over
+without loading it. What workers draw is in their reports; see `position_iterators`.
 
-All of it is done on the host, and nothing is asked of the data set for a batch that was taken.
+All of this happens on the host, and the data set is not asked again for a batch that was taken.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from lightning_gaudi.data.position_iterators import (
 __all__ = ["LoaderPosition"]
 
 _NO_WORKER = -1
-_MAX_BEHIND = 2  # a batch that Lightning took ahead, and one whose step has not ended
+_MAX_BEHIND = 2  # a batch that Lightning has taken ahead, and one whose step has not ended
 
 
 @dataclass
 class _EpochStart:
-    """The random states that the order of an epoch came from, and what its workers drew."""
+    """Holds the random states from which the order of an epoch and its workers' seeds came."""
 
     created: HostRandom | None = None
-    """As the iterator was made: the workers' seed comes from it, and an order drawn at once."""
+    """The states when the iterator was made: they draw the workers' seed, and an order at once."""
     drawn: HostRandom | None = None
-    """As the sampler was first asked in this epoch."""
+    """The states when the sampler was first asked in this epoch."""
     generators: list[torch.Tensor] = field(default_factory=list)
     """The states of the user's own generators."""
     samplers: list[Any] = field(default_factory=list)
@@ -56,13 +56,13 @@ class _EpochStart:
 
 
 class _Taken:
-    """The batches that were taken of an epoch, and how things were before the last of them."""
+    """Counts the batches that were taken of an epoch, and keeps the state before the last ones."""
 
     def __init__(self, number: int = 0, last_worker: int = _NO_WORKER) -> None:
         self.number = number
         self.last_worker = last_worker
         self.is_over = False
-        """Whether the epoch's iterator has said that it has no more."""
+        """Whether the epoch's iterator has ended."""
         self._steps: deque[_Step] = deque(maxlen=_MAX_BEHIND)
 
     def note(self, report: Report, reports: dict[int, Report], before: HostRandom | None) -> None:
@@ -78,7 +78,7 @@ class _Taken:
     def before(
         self, behind: int, reports: Mapping[int, Report]
     ) -> tuple[int, int, dict[int, Report], HostRandom | None]:
-        """Returns batches taken, the last worker, reports and random states, some batches ago."""
+        """Returns the state some batches ago: number taken, last worker, reports, random states."""
         last, found, states = self.last_worker, dict(reports), None
         undone = list(self._steps)[-behind:] if behind else []
         for step in reversed(undone):
@@ -91,32 +91,34 @@ class _Taken:
 
 
 class LoaderPosition:
-    """Counts what is taken from a DataLoader, and has it go on where another one was.
+    """Counts what is taken from a DataLoader, and lets it go on where another one was.
 
     Args:
-        loader: One without a `state_dict` of its own. Its `_get_iterator` is to be replaced by
-            `make_iterator`.
+        loader: a loader without a `state_dict` of its own, whose `_get_iterator` the caller
+            replaces by `make_iterator`.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = weakref.ref(loader)
-        self._saved: Mapping[str, Any] | None = None  # what the next iterator goes on from
-        self._is_within = True  # whether it goes on within the epoch
+        self._saved: Mapping[str, Any] | None = None
+        """The state that the next iterator goes on from."""
+        self._is_within = True
+        """Whether it goes on within the epoch."""
         self.start = _EpochStart()
         self.taken = _Taken()
-        # Of a worker that stays they outlive the epoch.
+        # Not a part of `taken`, since the reports of a worker that stays outlive the epoch.
         self._reports: dict[int, Report] = {}
 
     @property
     def loader(self) -> DataLoader[Any]:
-        """The loader; whoever asks holds it."""
+        """The loader, which the caller keeps alive."""
         loader = self._loader()
         assert loader is not None
         return loader
 
     @property
     def has_order(self) -> bool:
-        """Whether what comes next is known without loading it; an iterable has no indices."""
+        """Whether the next samples are known without loading them; see `loader_parts`."""
         return parts.has_order(self.loader)
 
     @property
@@ -125,10 +127,10 @@ class LoaderPosition:
         return parts.reason_against(self.loader)
 
     def state_dict(self, behind: int = 0) -> dict[str, Any]:
-        """Returns plain data and CPU tensors: where this process's loader is.
+        """Returns where this process's loader is, as plain data and CPU tensors.
 
         Args:
-            behind: How many of the batches that were taken do not count: they are taken again.
+            behind: how many of the last batches do not count, since they will be taken again.
         """
         loader = self.loader
         start = self.start
@@ -155,7 +157,7 @@ class LoaderPosition:
 
     @staticmethod
     def of_any_rank(saved: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what of a `state_dict` holds for ranks that are not those that saved it."""
+        """Returns the part of a `state_dict` that also holds for a different number of ranks."""
         if "created" not in saved:
             return dict(saved)
         own: dict[str, Any] = {
@@ -171,20 +173,23 @@ class LoaderPosition:
         """Lets the next iterator go on from a `state_dict`.
 
         Args:
-            saved: What that returned.
-            within_epoch: Whether the epoch goes on; else another one begins, in which nothing but
-                workers that stay (`persistent_workers`) goes on.
+            saved: the state that `state_dict` returned.
+            within_epoch: whether the epoch goes on. Otherwise another one begins, in which only
+                workers that stay (`persistent_workers`) go on.
         """
         self._saved = saved if within_epoch or self.loader.persistent_workers else None
         self._is_within = within_epoch
         for sampler, seed in zip(parts.distributed(self.loader), saved["seeds"], strict=False):
-            sampler.seed = seed  # of the run that goes on, whatever this one was given
+            sampler.seed = seed  # the seed of the run that goes on, whatever this one was given
         if not within_epoch:
             self._set_generators(saved["generators_now"])
             self._load_own(saved["samplers_now"], saved["data"])
 
     def make_iterator(self) -> Iterator[Any]:
-        """Yields what `DataLoader._get_iterator` returns, which counts, and goes on if it is to."""
+        """Makes the iterator of an epoch, which counts, and goes on if a state was loaded.
+
+        It takes the place of `DataLoader._get_iterator`.
+        """
         saved, self._saved = self._saved, None
         if saved is None:
             self._begin()
@@ -192,7 +197,8 @@ class LoaderPosition:
         now = host_random.take()
         self._take_up(saved)
         if not self._is_within:
-            # The workers are as they were; the order is drawn as it would have been with them.
+            # The workers start as they did then, and the order is drawn as it would be without a
+            # resume: from the random states of now.
             host_random.put(self.start.created or now)
             return self._make(Plan(before_epoch=lambda: self._renew(now)))
         try:
@@ -206,7 +212,8 @@ class LoaderPosition:
             if isinstance(iterator, Single):
                 iterator.begin()
         finally:
-            # Lightning takes a batch ahead where it does not know how many there are.
+            # Lightning takes a batch ahead if it does not know how many there are. The states
+            # before that batch are those that the run goes on with.
             host_random.put(_loaded(saved["before_next"]) or now)
         self._set_generators(saved["generators_now"])
         return iterator
@@ -215,19 +222,19 @@ class LoaderPosition:
         """Counts a batch that is being taken.
 
         Args:
-            report: Of the worker that made it, if one did.
-            before: The random states before it was made, if it was made here.
+            report: the report of the worker that made it; None if this process made it.
+            before: the random states before this process made it.
         """
         if report is None:
             report = Report(_NO_WORKER, None, self._state_of_data())
         self.taken.note(report, self._reports, before)
 
     def count(self) -> None:
-        """Counts a batch that this process makes, where what comes next needs no random states."""
+        """Counts a batch that this process makes, if no random states are needed to repeat it."""
         self.taken.number += 1
 
     def end(self) -> None:
-        """Notes that the iterator has no more."""
+        """Notes that the iterator has ended."""
         self.taken.is_over = True
 
     def note_drawn(self) -> None:
@@ -235,7 +242,7 @@ class LoaderPosition:
         self.start.drawn = host_random.take()
 
     def renew(self) -> None:
-        """Notes that workers that stay begin another epoch."""
+        """Notes that workers which stay begin another epoch."""
         self._begin_epoch(self.start.created, is_renewed=True)
 
     def _begin(self) -> None:
@@ -269,7 +276,7 @@ class LoaderPosition:
             }
 
     def _rewind(self, saved: Mapping[str, Any]) -> None:
-        """Goes back to when the iterator was made, for as long as it is made again."""
+        """Puts back the states from when the iterator was made, for as long as it is made again."""
         if self.start.created is not None:
             host_random.put(self.start.created)
         self._set_generators(self.start.generators)
@@ -278,7 +285,7 @@ class LoaderPosition:
         self._load_own(self.start.samplers, data)
 
     def _load_own(self, samplers: list[Any], data: Any) -> None:
-        """Loads what samplers and data set have saved of themselves, where they do that."""
+        """Loads the states that samplers and data set have saved, if they have any."""
         loader = self.loader
         for thing, state in zip(
             (*parts.samplers(loader), loader.dataset), (*samplers, data), strict=False
@@ -290,7 +297,8 @@ class LoaderPosition:
         loader = self.loader
         watched = copy.copy(loader)
         index = "batch_sampler" if loader.batch_sampler is not None else "sampler"
-        # Past DataLoader's own check: it is a copy, and gives the same.
+        # Set in the `__dict__`, since DataLoader refuses to change it after the start. That does
+        # no harm here: this is a copy, and the new object gives the same indices.
         watched.__dict__[index] = Indices(getattr(loader, index), self, plan.num_passed)
         if not loader.num_workers:
             return Single(watched, self)
@@ -299,7 +307,7 @@ class LoaderPosition:
         return Multiple(watched, self, plan)
 
     def _undo_seed(self) -> None:
-        """The epoch began with workers that had their seeds: none was drawn before its order."""
+        """Undoes the draw of the workers' seed: workers that stayed had theirs already."""
         self._set_generators(self.start.generators)
 
     def _set_generators(self, states: list[torch.Tensor]) -> None:
@@ -314,13 +322,13 @@ class LoaderPosition:
 
 
 class _Step(NamedTuple):
-    """How things were before a batch was taken."""
+    """Says how things were before a batch was taken."""
 
     last_worker: int
     worker: int
-    """Which one made the batch."""
+    """The worker that made the batch."""
     known: Report | None
-    """Its report before it."""
+    """The report of that worker before the batch."""
     before: HostRandom | None
 
 

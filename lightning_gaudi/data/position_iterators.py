@@ -1,8 +1,8 @@
 """Iterators of an ordinary DataLoader that tell a `LoaderPosition` what is drawn and taken.
 
-A worker draws from random states of its own, one batch after the other: the next batch depends on
-those before it. So each batch of a worker comes with a `Report`: the states as they are after it,
-if they have changed.
+A worker draws from random states of its own, one batch after the other, so that its next batch
+depends on those before it. So each batch of a worker comes with a `Report`, which has the states
+after the batch if they have changed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """How an iterator is made that goes on."""
+    """Says how an iterator that goes on is made."""
 
     num_passed: int | None = None
     """How many batches of indices were taken before; None for an epoch that begins."""
     first_worker: int = 0
+    """The worker that makes the next batch."""
     before_epoch: Callable[[], None] | None = None
-    """Called when workers have their seeds, before the order is drawn."""
+    """Is called when the workers have their seeds, before the order is drawn."""
 
 
 class Indices:
-    """A sampler that has the position know when an epoch's order is drawn."""
+    """A sampler that tells the position when an epoch's order is drawn."""
 
     def __init__(self, indices: Any, position: LoaderPosition, num_passed: int | None) -> None:
         self.indices, self.position, self.num_passed = indices, position, num_passed
@@ -47,7 +48,7 @@ class Indices:
 
 
 class _Drawn(Iterator[Any]):
-    """The indices of an epoch; drawn when they are first asked for, as a sampler's are."""
+    """The indices of an epoch, which are drawn when they are first asked for."""
 
     def __init__(self, sampler: Indices) -> None:
         self._sampler = sampler
@@ -60,7 +61,7 @@ class _Drawn(Iterator[Any]):
         return next(self._iterator)
 
     def begin(self) -> None:
-        """Draws the order, and pass over what was taken before."""
+        """Draws the order, and passes over what was taken before."""
         self._has_begun = True
         position = self._sampler.position
         num_passed, self._sampler.num_passed = self._sampler.num_passed, None
@@ -73,13 +74,14 @@ class _Drawn(Iterator[Any]):
 
 
 def passed_over(indices: Any, iterator: Iterator[Any], num_passed: int) -> Iterator[Any]:
-    """Returns an iterator behind what was taken, without making what was.
+    """Returns an iterator that starts behind what was taken, without making that again.
 
     Args:
-        indices: A sampler, or torch's batch sampler around one.
-        iterator: Of it, that has given nothing yet.
-        num_passed: How many indices, or batches of them, were taken.
+        indices: a sampler, or torch's batch sampler around one.
+        iterator: its iterator, which has given nothing yet.
+        num_passed: how many indices, or batches of them, were taken.
     """
+    # Exact types: a subclass may draw in its own way, and is passed over one by one.
     if type(indices) is BatchSampler:
         num_samples = num_passed * indices.batch_size
         rest = passed_over(indices.sampler, iter(indices.sampler), num_samples)
@@ -91,7 +93,7 @@ def passed_over(indices: Any, iterator: Iterator[Any], num_passed: int) -> Itera
 
 
 class _Once(Sampler[Any]):
-    """A sampler that has begun."""
+    """A sampler whose iterator has begun."""
 
     def __init__(self, rest: Iterator[Any]) -> None:
         self._rest = rest
@@ -101,14 +103,14 @@ class _Once(Sampler[Any]):
 
 
 class Single(_SingleProcessDataLoaderIter):
-    """Torch's iterator without workers, which counts."""
+    """Torch's iterator without workers, which counts what is taken."""
 
     def __init__(self, loader: Any, position: LoaderPosition) -> None:
         self._position, self._has_order = position, position.has_order
         super().__init__(loader)
 
     def begin(self) -> None:
-        """Draws the order now."""
+        """Draws the order now, and not at the first batch."""
         self._sampler_iter.begin()
 
     def _next_data(self) -> Any:
@@ -118,7 +120,8 @@ class Single(_SingleProcessDataLoaderIter):
         except StopIteration:
             self._position.end()
             raise
-        if before is None:  # then none is taken ahead
+        # The order is known, so that nothing but the number is needed to go on.
+        if before is None:
             self._position.count()
         else:
             self._position.note(None, before)
@@ -126,7 +129,7 @@ class Single(_SingleProcessDataLoaderIter):
 
 
 class Multiple(_MultiProcessingDataLoaderIter):
-    """Torch's iterator with workers, which counts, and may begin with another than the first."""
+    """Torch's iterator with workers, which counts, and may begin with a later worker."""
 
     def __init__(self, loader: Any, position: LoaderPosition, plan: Plan) -> None:
         self._position, self._plan = position, plan
@@ -141,6 +144,7 @@ class Multiple(_MultiProcessingDataLoaderIter):
         super()._reset(loader, first_iter)
 
     def _try_put_index(self) -> None:
+        # Before the first index is given out: the workers take turns from this one on.
         for _ in range(self._plan.first_worker):
             next(self._worker_queue_idx_cycle)
         self._plan = Plan()
@@ -157,20 +161,20 @@ class Multiple(_MultiProcessingDataLoaderIter):
 
 
 class Report(NamedTuple):
-    """Where a worker is after a batch."""
+    """Says where a worker is after a batch."""
 
     worker: int
     random: host_random.HostRandom | None
-    """None where nothing was drawn since its last report."""
+    """Its random states; None if it has drawn nothing since its last report."""
     data: Any
-    """The state of its data set, where that has one."""
+    """The state of its data set, if that has one."""
 
 
 class Reporting:
     """A collate function that returns a report with each batch."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
-        """Reports beside a loader's own function."""
+        """Wraps a loader's own function."""
         self.collate = collate
         self._last: host_random.HostRandom | None = None
 
@@ -186,15 +190,15 @@ class Reporting:
 
 
 class Beginning:
-    """A loader's `worker_init_fn`, after which a worker goes on from the reports of another."""
+    """A loader's `worker_init_fn` that lets a worker go on from the report of an earlier one."""
 
     def __init__(self, func: Callable[[int], None] | None, reports: Mapping[int, Report]) -> None:
-        """Goes on from reports, by worker; one that has none begins anew."""
+        """Takes the reports, by worker; a worker without one begins anew."""
         self.func = func
         self._reports = reports
 
     def __call__(self, worker: int) -> None:
-        """Called in each worker as it begins."""
+        """Is called in each worker when it begins."""
         if self.func is not None:
             self.func(worker)
         info, report = get_worker_info(), self._reports.get(worker)
@@ -209,7 +213,7 @@ class Beginning:
 
 
 def state_of(thing: Any) -> Any:
-    """Returns the state of a data set or sampler that can be saved and loaded, else None."""
+    """Returns the state of a data set or sampler; None if it cannot save and load one."""
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return thing.state_dict()
     return None

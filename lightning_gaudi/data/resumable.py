@@ -1,7 +1,7 @@
-"""`state_dict` and `load_state_dict` of an ordinary DataLoader in a loop of the user's own.
+"""Gives an ordinary DataLoader in a user's own loop a `state_dict` and a `load_state_dict`.
 
-As torchdata's `StatefulDataLoader` has them: a loader that is saved with the model goes on where it
-stood, in the same order of samples.
+They work as those of torchdata's `StatefulDataLoader`: a loader that is saved with the model goes
+on where it stood, in the same order of samples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _ADVICE = "To begin the data anew, leave the loader out of what is loaded."
 
 
 class ResumableLoader:
-    """Where a loader is, over the epochs.
+    """Knows where a loader is, over several epochs.
 
     Args:
-        loader: One without a state of its own. Its `_get_iterator`, `state_dict` and
-            `load_state_dict` are to be replaced by ours.
-        rank: Of this process.
-        of_all_ranks: Gives a value of each rank, by rank; all ranks call it.
+        loader: a loader without a state of its own, whose `_get_iterator`, `state_dict` and
+            `load_state_dict` the caller replaces by ours.
+        rank: the rank of this process.
+        of_all_ranks: returns the values of all ranks, by rank; all ranks call it.
     """
 
     def __init__(
@@ -46,12 +46,13 @@ class ResumableLoader:
         self._told = 0
 
     def get_iterator(self) -> Iterator[Any]:
-        """Yields what `DataLoader._get_iterator` returns: it goes on if a state was loaded."""
+        """Makes the iterator of an epoch, which goes on if a state was loaded."""
         saved, self._loaded = self._loaded, None
         if saved is not None:
             epochs = [epoch + (not saved["is_within"]) for epoch in saved["epochs"]]
             now = [each.epoch for each in self._samplers()]
-            # Whoever counts the epochs of this process, as Fabric does, began with the first.
+            # Fabric counts the epochs of this process from 0, and names them to the sampler. The
+            # difference is added from here on.
             self._epochs_later = next((a - b for a, b in zip(epochs, now, strict=False)), 0)
             self._position.load_state_dict(saved["position"], within_epoch=saved["is_within"])
         for sampler in self._samplers():
@@ -63,7 +64,7 @@ class ResumableLoader:
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns where the loader is on all ranks, which all must ask: plain data, CPU tensors."""
+        """Returns where the loader is on all ranks, as plain data and CPU tensors; all call it."""
         position = self._position
         self._told = position.taken.number
         own = {
@@ -79,12 +80,12 @@ class ResumableLoader:
         """Lets the next iterator go on where the loader was.
 
         Args:
-            state: What `state_dict` returned, of as many ranks, or of others that had the same
-                samples in a step.
+            state: what `state_dict` returned, for as many ranks, or for another number of ranks
+                that had as many samples in a step.
 
         Raises:
-            ValueError: It is of another data set, or the other batches of the epoch would be other
-                ones.
+            ValueError: it is of another data set, or the remaining batches of the epoch would
+                differ.
         """
         saved, now = state["ranks"], self._of_all_ranks(None)
         mine = saved[self._rank if len(saved) == len(now) else 0]
@@ -100,25 +101,25 @@ class ResumableLoader:
             position = LoaderPosition.of_any_rank(mine["position"])
             mine = {**mine, "position": position, "random": None}
         self._loaded = mine
-        loader._iterator = None  # workers that stay have the samples of another place
+        loader._iterator = None  # workers that stay have prepared samples of another place
 
     @property
     def is_within_epoch(self) -> bool:
-        """Whether somebody iterates the loader, and has not had its last batch and been told so."""
+        """Whether the loader is being iterated over, and its iterator has not ended yet."""
         return self._iterator() is not None and not self._position.taken.is_over
 
     @property
     def num_taken(self) -> int:
-        """Batches that were taken of this epoch."""
+        """The number of batches that were taken of this epoch."""
         return self._position.taken.number
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether batches of this epoch were taken, and nobody has asked for the position."""
+        """Whether batches were taken of this epoch since anybody has asked for the position."""
         return self.is_within_epoch and self.num_taken > 0 and self._told != self.num_taken
 
     def _samplers(self) -> list[Any]:
-        """Returns those samplers whose order depends on the epoch that they are told."""
+        """Returns the samplers whose order depends on the epoch that they are told."""
         found = parts.samplers(self._position.loader)
         return [
             each
@@ -128,7 +129,7 @@ class ResumableLoader:
 
 
 class ResumableLoaders:
-    """The loaders that a strategy of Fabric has set up: they go on if they are saved.
+    """Lets the loaders that Fabric has set up go on, if they are saved and loaded.
 
     Args:
         run: The strategy, a `reliability.guard.Run`.
@@ -143,8 +144,8 @@ class ResumableLoaders:
         """Gives an ordinary DataLoader a `state_dict`; see `ResumableLoader`.
 
         Args:
-            loader: What Fabric is about to wrap. One that has a state, or iterates in a way of its
-                own, stays as it is.
+            loader: the loader that Fabric is about to wrap. It stays as it is if it has a state, or
+                iterates in a way of its own.
         """
         if not self._run.reliability.exact_resume or not is_ordinary(loader):
             return
@@ -157,10 +158,10 @@ class ResumableLoaders:
         add(_PATCH, loader, "load_state_dict", found.load_state_dict)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Says once that a checkpoint is without the position of a loader that is in use.
+        """Warns once that a checkpoint lacks the position of a loader that is in use.
 
         Args:
-            state: What is to be saved.
+            state: the objects that are about to be saved.
         """
         saved = [id(each) for each in state.values()]
         for loader, found in self._known.items():

@@ -1,4 +1,4 @@
-"""Batches whose samples share a bucket: the same bucket on all ranks, in a resumable order.
+"""Makes batches whose samples share a bucket, the same on all ranks, in a resumable order.
 
 Shapes: B samples in a batch of one rank.
 """
@@ -19,14 +19,16 @@ from lightning_gaudi.data.large_order import BucketIndex, LargeOrder
 __all__ = ["BucketBatch", "BucketBatchSampler"]
 
 PLANNED_SAMPLES = 2**16
-"""Up to so many an epoch is planned at its start, in milliseconds; above, batch by batch."""
+"""The most samples whose epoch is planned at its start, in milliseconds.
+
+With more of them, each batch is computed by itself; see `large_order`."""
 
 
 class BucketBatch(list[int]):
-    """The indices of the samples of one batch on one rank, and the shape they are given.
+    """Holds the indices of the samples of one batch on one rank, and the shape that they get.
 
-    It holds B indices, except where a batch is filled up in evaluation: there it holds those of
-    the real samples only, on some ranks none.
+    It holds B indices, except where a batch is filled up in evaluation. There it holds only those
+    of the real samples, and none at all on some ranks.
 
     Attributes:
         length: tokens that each sample is padded to: the boundary of the bucket.
@@ -43,12 +45,12 @@ class BucketBatch(list[int]):
 
 
 class BucketBatchSampler(DistributedSampler[BucketBatch]):
-    """Batches from one bucket each, in the same number and of the same bucket on every rank.
+    """Makes batches of one bucket each; all ranks have equally many, and the same bucket in a step.
 
-    In training each epoch has another order. Samples that do not fill a batch of their bucket
-    join the next larger one; the few that fill no batch at all, fewer than a batch on each rank,
-    are other ones in each epoch. In evaluation each sample comes exactly once, the largest bucket
-    first, and the very last batch is filled up.
+    In training each epoch has another order. Samples that do not fill a batch of their bucket join
+    the next larger one. A few samples, fewer than a batch on each rank, fill no batch at all; in
+    each epoch these are different ones. In evaluation each sample comes exactly once, the largest
+    bucket first, and the very last batch is filled up.
 
     Give it to a `BucketDataLoader`, which counts the batches that were used and not those that
     workers fetched ahead, and fills up the last one. With torch's own `DataLoader(batch_sampler=)`
@@ -58,27 +60,27 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         lengths: [number of samples], the number of tokens of each, known by index.
         boundaries: ascending: what each bucket pads to. See `optimal_buckets`.
         batch_size: samples of a batch on each rank (B).
-        shuffle: another order in each epoch (training), or always the same one (evaluation).
-        seed: of the order; the same on all ranks.
+        shuffle: whether each epoch has another order (training), or the same one (evaluation).
+        seed: the seed of the order; the same on all ranks.
         num_ranks: processes that share the samples. None asks torch.distributed when the batches
             are asked for, so the sampler may be made before the ranks are connected. Give it where
             ranks share samples otherwise, as under tensor parallelism.
-        rank: this process among them; None as well.
-        drop_last: leave out what does not fill a batch on every rank, rather than fill it up.
-            Default: as `shuffle`.
-        multiple_of: with drop_last, batches of an epoch are a multiple of this: of those whose
-            gradients are accumulated. (Lightning ends an epoch with a step on fewer of them, whose
-            gradient is then too small.)
+        rank: the number of this process among them; None asks torch.distributed, too.
+        drop_last: whether to leave out what does not fill a batch on every rank, rather than fill
+            it up. Default: as `shuffle`.
+        multiple_of: with drop_last, an epoch has a multiple of so many batches. Pass the number of
+            batches whose gradients are accumulated: Lightning would end the epoch with a step on
+            fewer of them, whose gradient is too small.
 
     Raises:
         ValueError: for a sample longer than the last boundary, boundaries that do not ascend,
-            no lengths, and sizes below one; when batches are asked for, also for data that do not
+            no lengths, and sizes below one. When batches are asked for, also for data that do not
             fill a single batch.
     """
 
-    # Lightning shards what is no DistributedSampler: being one is all that is used of the base.
-    # Its attribute drop_last must be missing: for prediction, Lightning would build a batch
-    # sampler with batch_size and drop_last anew (lightning/pytorch/utilities/data.py).
+    # Lightning replaces any sampler that is no DistributedSampler, and nothing else is used of this
+    # base. `drop_last` must not be an attribute: for prediction, Lightning would take it and
+    # batch_size to build another batch sampler (lightning/pytorch/utilities/data.py).
     def __init__(
         self,
         lengths: Lengths,
@@ -109,18 +111,18 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self._num_ranks, self._rank = num_ranks, rank
         self.fills_last = not (shuffle if drop_last is None else drop_last)
         self.multiple_of = 1 if self.fills_last else multiple_of
-        self._counts_itself = True  # a BucketDataLoader counts what was used
+        self._counts_itself = True  # until a BucketDataLoader does, which knows what was used
         self.progress = EpochProgress()
         if num_ranks is not None:
             self._check_size(num_ranks)
 
     @property
     def num_items(self) -> int:
-        """Samples of the data set, which the ranks share."""
+        """The number of samples of the data set, which the ranks share."""
         return len(self._bucket_of)
 
     def __len__(self) -> int:
-        """Returns batches of an epoch on each rank."""
+        """Returns the number of batches of an epoch on each rank."""
         num_ranks, _ = self._ranks()
         self._check_size(num_ranks)
         per_step = self.batch_size * num_ranks
@@ -162,11 +164,11 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
             yield mine[mine >= 0].tolist(), int(buckets[step]), int(row[0])
 
     def _plan(self, epoch: int, num_ranks: int) -> tuple[IntArray, IntArray]:
-        """Returns what all ranks do in an epoch.
+        """Plans an epoch for all ranks.
 
         Returns:
-            [steps, B * num_ranks], the indices of the samples, real ones first and then -1; and
-            [steps], the bucket.
+            [steps, B * num_ranks], the indices of the samples, followed by -1 where a batch is
+            filled up; and [steps], the bucket of each step.
         """
         per_step = self.batch_size * num_ranks
         rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
@@ -174,13 +176,14 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         items = np.arange(total) if rng is None else rng.permutation(total)
         if not self.fills_last:
             items = items[: total - total % (per_step * self.multiple_of)]
-        # From the largest bucket to the smallest: a batch across a boundary pads to the larger
-        # one, and the batch that must be filled up is among the cheapest.
+        # The largest bucket comes first. So a batch across a boundary is padded to the larger one,
+        # and the batch that must be filled up is among the cheapest.
         items = items[np.argsort(-self._bucket_of[items], kind="stable")]
         filled = np.full(-(-len(items) // per_step) * per_step, -1)
         filled[: len(items)] = items
         order = filled.reshape(-1, per_step)
-        if rng is not None and len(self.boundaries) > 1:  # else in random order as they are
+        # With a single bucket the steps are in random order anyway.
+        if rng is not None and len(self.boundaries) > 1:
             order = rng.permutation(order)
         return order, self._bucket_of[order[:, 0]]
 
@@ -192,7 +195,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self.progress.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the epoch, how many of its batches were taken, and what their order depends on."""
+        """Returns the epoch, how many of its batches were taken, and what decides their order."""
         return {
             "epoch": self.progress.epoch,
             "position": self.progress.position,
@@ -215,7 +218,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
     def _describe_samples(self) -> dict[str, Any]:
         """Returns which samples there are, as far as their buckets tell, and how they are drawn.
 
-        It is made once, since it looks at all of them.
+        It looks at all of them, so it is called once.
         """
         if self._index is not None:
             counts = self._index.counts
@@ -253,7 +256,7 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
         self.progress.load(epoch, num_batches if is_finished else position, num_batches)
 
     def _ranks(self) -> tuple[int, int]:
-        """Returns number of ranks, and which of them this is."""
+        """Returns the number of ranks, and the number of this one."""
         if self._num_ranks is not None and self._rank is not None:
             return self._num_ranks, self._rank
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -272,22 +275,28 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
 
 
 class EpochProgress:
-    """Counts epochs and batches, and resumes them whoever names the epochs.
+    """Counts epochs and batches, and resumes, whether the Trainer or Fabric names the epochs.
 
     Attributes:
         epoch: the epoch, which the order of the batches depends on.
-        position: batches of it that were taken.
-        start: where the next iteration starts: 0, but once after `load`.
+        position: the number of batches of the epoch that were taken.
+        start: the batch at which the next iteration starts: 0, except once after `load`.
     """
 
     def __init__(self) -> None:
         self.epoch = self.position = self.start = 0
-        self._named = 0  # the number that set_epoch was last given
-        self._offset = 0  # from that number to `epoch`
-        self._num_batches = 0  # of an epoch, after `load`
-        self._is_resuming = False  # a state was loaded, and its epoch not named yet
-        self._is_bound = False  # and an iterator was made for it already
+        self._named = 0
+        """The number that `set_epoch` was last given."""
+        self._offset = 0
+        """The difference from that number to `epoch`."""
+        self._num_batches = 0
+        """The number of batches of an epoch; known after `load`."""
+        self._is_resuming = False
+        """Whether a state was loaded, and its epoch is not named yet."""
+        self._is_bound = False
+        """Whether an iterator was made for that epoch before it was named."""
         self._may_be_cut = False
+        """Whether the Trainer may take one batch of the next epoch for a whole epoch."""
 
     def load(self, epoch: int, position: int, num_batches: int) -> None:
         """Goes on with batch `position` of an epoch of `num_batches`."""
@@ -296,11 +305,11 @@ class EpochProgress:
         self._is_resuming, self._is_bound, self._may_be_cut = True, False, False
 
     def bind(self) -> None:
-        """An iterator is made. On resuming, a Trainer does so before it names the epoch."""
+        """Is called when an iterator is made; a Trainer that resumes names the epoch after that."""
         self._is_bound = self._is_resuming
 
     def begin(self) -> int:
-        """An iteration starts with the batch that this returns."""
+        """Returns the number of the batch with which an iteration starts."""
         start, self.start = self.start, 0
         return start
 
@@ -319,9 +328,10 @@ class EpochProgress:
         elif number < self._named:  # a new run
             self._offset, self._may_be_cut = 0, False
         elif self._may_be_cut:
-            # Resumed at the end of an epoch, a Trainer with max_steps takes one batch for another
-            # epoch (lightning/pytorch/loops/training_epoch_loop.py, done). Go on behind it. Delete
-            # once Lightning resets its count of batches there.
+            # A Trainer with max_steps that is resumed at the end of an epoch takes one batch of the
+            # next epoch, and then begins another one (lightning/pytorch/loops/
+            # training_epoch_loop.py, `done`). The epoch goes on behind that batch. Delete this once
+            # Lightning resets its count of batches there.
             self._may_be_cut = False
             if self.position == 1 < self._num_batches:
                 self._offset, self.start = self.epoch - number, 1

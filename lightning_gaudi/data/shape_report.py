@@ -1,4 +1,4 @@
-"""Which shapes a loader gives, what a device will compile for them, and how much is padding."""
+"""Reports which shapes a loader gives, how many graphs these need, and how much is padding."""
 
 from __future__ import annotations
 
@@ -30,19 +30,16 @@ _MAX_ROWS = 12
 
 @dataclass
 class ShapeReport:
-    """What `describe` found.
-
-    `print` shows it as a table.
-    """
+    """Holds what `describe` has found; `print` shows it as a table."""
 
     num_batches: int = 0
-    """Batches that were looked at."""
+    """The number of batches that were looked at."""
     num_batches_total: int | None = None
-    """Batches of the loader; None where it does not say."""
+    """The number of batches of the loader; None if it does not say."""
     signatures: Counter[_Signature] = field(default_factory=Counter)
     """How many batches have each set of (name, dtype, shape) of tensors, the commonest first."""
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By name of tensor: its places that hold a token, and all its places."""
+    """By name of tensor: how many of its places hold a token, and how many places it has."""
 
     @property
     def shapes(self) -> dict[str, Counter[Shape]]:
@@ -104,21 +101,22 @@ def describe(
     process, and the state of the random number generators is restored. On several ranks these are
     the batches of this rank.
 
-    Padding is what `pad_ids` says of a tensor; else, of `input_ids`, what `sequence_ids` or
-    `attention_mask` mark by 0 or what exceeds the number `num_tokens`, and of `decoder_input_ids`
-    what `decoder_attention_mask` marks. Rows that `is_real` says only fill a batch are padding.
+    `pad_ids` says what is padding in a tensor. Without it, padding in `input_ids` is what
+    `sequence_ids` or `attention_mask` mark by 0, or what exceeds the number `num_tokens`; and in
+    `decoder_input_ids` it is what `decoder_attention_mask` marks. Rows that only fill a batch, as
+    `is_real` says, are padding, too.
 
     Args:
         dataloader: a DataLoader, or anything that can be iterated over more than once. Batches are
             tensors, or mappings, tuples and lists of them; what is no tensor is left out.
         pad_ids: by name of a tensor, the number that marks padding, such as {"labels": -100}.
-        max_batches: look at no more batches. Default: all, of which each is loaded once.
+        max_batches: the most batches to look at. Default: all, each of which is loaded once.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: for an iterator, or a data set that is one, which would be used up; for a
+        ValueError: for an iterator, or a data set that is one, since it would be used up; for a
             loader without batches; and for a name in `pad_ids` that a batch does not have.
     """
     for source in (dataloader, getattr(dataloader, "dataset", None)):
@@ -143,11 +141,11 @@ def _copy_without_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     """Returns a loader of the same batches that shares the data set and nothing that changes."""
     twin = copy.copy(dataloader)
     shared = {id(dataloader.dataset): dataloader.dataset}
-    # One memo: a sampler and the batch sampler around it stay one and the same.
+    # One memo for all, so that a batch sampler's copy is around the copy of the sampler.
     for name in ("sampler", "batch_sampler", "generator"):
         twin.__dict__[name] = copy.deepcopy(getattr(dataloader, name), shared)
     if isinstance(twin.sampler, BucketBatchSampler):
-        twin.sampler.progress.begin()  # an epoch from its start, wherever a state was loaded
+        twin.sampler.progress.begin()  # so that it starts at the first batch after a resume, too
     twin.__dict__ |= {
         "num_workers": 0,
         "prefetch_factor": None,

@@ -1,4 +1,4 @@
-"""From documentation strings to prose: paragraphs without code or markup, and sentences."""
+"""Turns documentation strings into prose: paragraphs without code or markup, and sentences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def count_words(text: str) -> int:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Gives the prose paragraphs of a documentation string, each on one line and without markup."""
+    """Returns the prose paragraphs of a documentation string, each on one line, without markup."""
     blocks: list[list[str]] = [[]]
     is_code = False
     for line in map(str.strip, text.splitlines()):

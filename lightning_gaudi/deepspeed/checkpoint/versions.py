@@ -90,11 +90,6 @@ def discard(folder: Path, tag: str) -> None:
     shutil.rmtree(folder / tag, ignore_errors=True)
 
 
-def is_checkpoint(path: Path) -> bool:
-    """Returns whether a path is a folder with a checkpoint of DeepSpeed's."""
-    return path.is_dir() and ((path / LATEST).is_file() or bool(_versions(path)))
-
-
 def latest(folder: Path) -> str:
     """Returns the name of the version to load.
 
