@@ -1,21 +1,21 @@
-"""Inference with static shapes: text from decoder-only models of transformers, and its pace.
+"""Generates text and pictures with static shapes, and measures how long that takes.
 
 In reading order:
 
-- `engine`: a step that is captured as an HPU graph, compiled, or run as it is.
-- `latency`: what is measured, without what warmed up, and when the clock is read.
-- `buckets`: prompts of mixed length in a few widths.
-- `sampling`: the next token from logits, the same for any batch size.
-- `plans`: which weights of a model lie on several cards in parts, and how they are cut.
+- `engine`: runs a step that is captured as an HPU graph, compiled, or neither.
+- `latency`: measures calls without those that warm up.
+- `buckets`: pads prompts of mixed length to a few widths.
+- `sampling`: draws the next token from logits, the same one at any batch size.
+- `plans`: decides which weights of a model are cut up for several cards, and how.
 - `parallel_layers`: the layers of which each card computes a part.
-- `tensor_parallel`: a model in parts.
-- `caches`: transformers' static cache, with its tensors in place.
+- `tensor_parallel`: cuts a model up.
+- `caches`: makes transformers' static cache with its tensors in place.
 - `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
-- `generation`: text, from prompts.
-- `checkpoint_files`: what is in a folder of safetensors files.
-- `loading`: weights from there onto a card, tensor by tensor.
-- `memory`: what a card must hold, before anything is loaded.
-- `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
+- `generation`: generates text from prompts.
+- `checkpoint_files`: reads a folder of safetensors files.
+- `loading`: loads weights from there onto a card, tensor by tensor.
+- `memory`: computes what a card must hold, before anything is loaded.
+- `denoising`: makes pictures from noise, by a UNet and a scheduler of diffusers.
 """
 
 from lightning_gaudi._core.hooks import has_values

@@ -1,6 +1,6 @@
-"""Prompts of mixed length in a few widths, so that a device compiles few graphs.
+"""Pads prompts of mixed length to a few widths, so that a device compiles few graphs.
 
-Prompts are padded on the left: the next token of all rows is then in the same column.
+Prompts are padded on the left, so that the next token of all rows is in the same column.
 
 B prompts in a batch, T tokens that each is padded to.
 """
@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 DEFAULT_BUCKETS = (16, 32, 64, 128, 256, 512, 1024)
-"""A width that is not used costs nothing."""
+"""The widths by default; one that is not used costs nothing."""
 
 
 class LeftPadded(NamedTuple):
-    """Prompts of a batch, on the CPU."""
+    """The prompts of a batch, on the CPU."""
 
     input_ids: Tensor
     """[B, T] int64."""
     attention_mask: Tensor
-    """[B, T] int64, 1 where a token is the prompt's."""
+    """[B, T] int64, 1 where a token belongs to the prompt."""
 
 
 def pad_left(
@@ -33,12 +33,12 @@ def pad_left(
     """Pads prompts on the left, to the smallest bucket that holds all of them.
 
     Args:
-        prompts: The tokens of each.
+        prompts: The tokens of each prompt.
         buckets: Widths, ascending.
-        pad_token_id: What to pad with.
+        pad_token_id: The token to pad with.
 
     Raises:
-        ValueError: There is no prompt, one has no tokens, or more than the largest bucket holds.
+        ValueError: There is no prompt, or one has no tokens or more than the largest bucket holds.
     """
     if not prompts:
         raise ValueError("There are no prompts to pad. Give at least one.")
@@ -73,7 +73,7 @@ def bucket_for(num_tokens: int, buckets: Sequence[int]) -> int:
     """Returns the smallest bucket that holds so many tokens.
 
     Raises:
-        ValueError: None does.
+        ValueError: No bucket does.
     """
     for width in check_buckets(buckets):
         if num_tokens <= width:

@@ -1,7 +1,7 @@
-"""transformers' StaticCache with its tensors in place before anything is captured or compiled.
+"""Makes transformers' StaticCache with its tensors in place before a step is captured or compiled.
 
-It makes them when a model first writes to it: in a step that is compiled or counted, that one would
-differ from all that follow.
+transformers makes these tensors when a model first writes to the cache. A step that is compiled, or
+whose launches are counted, would then differ from all that follow.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from .tensor_parallel import cache_config
 def new_cache(
     model: Any, batch_size: int, num_slots: int, device: torch.device, dtype: torch.dtype
 ) -> Any:
-    """Returns an empty StaticCache; `has_tensors` says whether its tensors are there."""
+    """Returns an empty StaticCache; `has_tensors` says whether it has its tensors yet."""
     from transformers import StaticCache
 
-    # transformers before 4.54 makes the tensors here, and wants all of it; later ones drop some.
+    # transformers before 4.54 makes the tensors here, and needs all arguments; later releases
+    # ignore some of them.
     cache = StaticCache(
         config=cache_config(model),
         max_batch_size=batch_size,
@@ -37,7 +38,7 @@ def new_cache(
 
 
 def _tensors(cache: Any) -> list[Any]:
-    """Returns keys and values of all layers, as the releases of transformers keep them."""
+    """Returns keys and values of all layers, wherever this release of transformers keeps them."""
     layers = getattr(cache, "layers", None)
     if layers is None:  # before 4.54
         return [cache.key_cache, cache.value_cache]
@@ -50,28 +51,29 @@ def has_tensors(cache: Any) -> bool:
 
 
 def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) -> None:
-    """Gives a cache the tensors that a model will write to, and launches nothing for it.
+    """Gives a cache the tensors that a model will write to, without a launch.
 
-    What a model writes only a run tells: where its weights are cut up, heads and sizes are not
-    those of its configuration, and autocast has a say in the dtype.
+    Only a run of the model tells their shapes and dtype. If its weights are cut up, its heads and
+    sizes are not those of its configuration, and autocast may change the dtype.
 
     Args:
-        cache: As `new_cache` has made it.
-        run: Has the model write a token to the cache; it is run on tensors without values.
-        device: Where the model is.
+        cache: The cache that `new_cache` has made.
+        run: Lets the model write a token to the cache; it is run on tensors without values.
+        device: The model's device.
 
     Raises:
-        Exception: The model cannot be run without values; the cache is of no more use.
+        Exception: The model cannot be run without values; the cache cannot be used any more.
     """
     from torch._subclasses import fake_tensor
 
     mode: Any = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-    # It computes with single numbers that it knows (torch 2.6 to 2.13): launches, and graphs.
+    # The mode would compute with single numbers that it knows (torch 2.6 to 2.13), which would
+    # launch operators and make graphs.
     mode.may_turn_const = lambda tensor: False
     with mode, _saying_nothing(logging.getLogger(fake_tensor.__name__)):
         run()
     for layer in cache.layers:
-        # Not zeros, which would be launched: `reset` fills them before the first use.
+        # Not `torch.zeros`, which is a launch; `reset` fills them before their first use.
         layer.keys = torch.empty(layer.keys.shape, dtype=layer.keys.dtype, device=device)
         layer.values = torch.empty(layer.values.shape, dtype=layer.values.dtype, device=device)
         layer.device = device
@@ -81,7 +83,7 @@ def make_tensors(cache: Any, run: Callable[[], object], device: torch.device) ->
 
 @contextlib.contextmanager
 def _saying_nothing(logger: logging.Logger) -> Iterator[None]:
-    """Silences torch, which prints a stack beside the error that it raises."""
+    """Silences torch, which prints a stack in addition to the error that it raises."""
 
     def refuse(record: logging.LogRecord) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""The safetensors files of a saved model: what is in them, and a tensor of them."""
+"""Reads the safetensors files of a saved model: their contents, and single tensors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 from lightning_gaudi.untrusted import parse_json, path_inside, printable
 
 _MAX_INDEX_BYTES = 2**26
-"""How long an index may be; that of ten thousand tensors has a hundredth of it."""
+"""The largest index that is read; one of ten thousand tensors has a hundredth of this."""
 
 _NUM_NAMES = 5
-"""How many names a message tells."""
+"""The most names that a message lists."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
+    """Says where a tensor is stored, and its shape."""
 
     path: Path
     name: str
@@ -32,11 +32,11 @@ class Stored(NamedTuple):
 
 
 def read_headers(folder: Path) -> dict[str, Stored]:
-    """Returns what the files of a folder hold, by name; the tensors are not read.
+    """Returns the tensors that the files of a folder hold, by name, without reading them.
 
     Raises:
-        ValueError: There are no safetensors files, one of the index is missing, or one cannot be
-            read, such as one that is truncated.
+        ValueError: There are no safetensors files, one that the index names is missing, or one
+            cannot be read, for instance since it is truncated.
     """
     found: dict[str, Stored] = {}
     index = _index(folder)
@@ -54,7 +54,7 @@ def read_headers(folder: Path) -> dict[str, Stored]:
 
 
 def read_tensor(stored: Stored) -> Tensor:
-    """Returns a CPU tensor, whose file is mapped until nobody holds it, and read where used."""
+    """Returns a CPU tensor. Its file is mapped as long as the tensor exists, and read when used."""
     with _opened(stored.path) as file:
         tensor: Tensor = file.get_tensor(stored.name)
     return tensor
@@ -86,10 +86,10 @@ def _is_file(path: Path) -> bool:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Returns the path of a model's file: in the model's folder, or where its cache keeps it.
+    """Returns the path of a model's file, in the model's folder or in Hugging Face's cache.
 
     Raises:
-        ValueError: It is somewhere else.
+        ValueError: The file is somewhere else.
     """
     try:
         return path_inside(folder, name)
@@ -103,7 +103,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _is_cached(folder: Path, name: str) -> bool:
-    """Tells if a file is a link into the blobs of the same model, as Hugging Face's cache has them.
+    """Returns whether a file is a link to a blob of the same model in Hugging Face's cache.
 
     models--<who>--<name>/snapshots/<revision>/model.safetensors -> ../../blobs/<hash>
     """
@@ -112,7 +112,7 @@ def _is_cached(folder: Path, name: str) -> bool:
     try:
         link = folder.resolve() / name
         target = Path(os.path.normpath(link.parent / link.readlink()))
-        # The folder is that of a revision, or one within it.
+        # The folder is a revision's, or lies within it.
         snapshots = next(each for each in link.parents[1:4] if each.name == "snapshots")
         is_blob = target.parent == snapshots.parent / "blobs" and _HASH.fullmatch(target.name)
         return bool(is_blob) and target.resolve() == target
@@ -121,7 +121,7 @@ def _is_cached(folder: Path, name: str) -> bool:
 
 
 _HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
-"""The name of a blob: git's, or the SHA-256 of a large file."""
+"""The name of a blob: git's hash, or the SHA-256 of a large file."""
 
 
 def _pickled(folder: Path) -> str:

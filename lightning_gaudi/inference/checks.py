@@ -1,4 +1,4 @@
-"""What generation refuses, and in which words."""
+"""Refuses what cannot be generated, with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _CHANGES_TEXT = {
     "guidance_scale": (None, 1.0),
     "num_beams": (None, 1),
 }
-"""Settings of a model's generation_config, and their values that change no text."""
+"""Settings of a model's generation_config that are not done here, with their harmless values."""
 
 
 _EXPERTS_BY_THE_HOST = {"graph": ("eager", "grouped_mm"), "compile": ("eager",)}
-"""By engine, transformers' ways to run experts in which the host reads which tokens are whose."""
+"""By engine, transformers' ways to run experts in which the host reads the routing."""
 
 
 def check_experts(model: Any, engine: str) -> None:
-    """Refuses experts that look at the routing on the host, where a step is a graph.
+    """Refuses experts whose routing is read on the host, if a step is a graph.
 
     Raises:
-        ValueError: The model has such ones.
+        ValueError: The model has such experts.
     """
     has_experts = getattr(model, "_can_set_experts_implementation", bool)()  # transformers 5
     found = getattr(model.config, "_experts_implementation", None)
@@ -67,7 +67,7 @@ def check_experts(model: Any, engine: str) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Refuses what cannot generate here.
+    """Refuses a model that cannot generate here.
 
     Raises:
         ValueError: The model has no static cache of its whole text, or is in training mode.
@@ -104,7 +104,7 @@ def check_model(model: Any) -> None:
 
 
 def _other_layers(config: Any) -> list[str]:
-    """Returns the kinds of layers that are no full attention."""
+    """Returns the kinds of a model's layers that are not full attention."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return sorted(set(kinds) - {"full_attention"})
@@ -117,7 +117,7 @@ def _other_layers(config: Any) -> list[str]:
 def token_ids(
     model: Any, pad_token_id: int | None, eos_token_id: int | Sequence[int] | None
 ) -> tuple[int, tuple[int, ...]]:
-    """Returns the padding token and those that end a text: as given, or the model's.
+    """Returns the padding token and the tokens that end a text, as given or else the model's.
 
     Raises:
         ValueError: There is no padding token.
@@ -145,10 +145,10 @@ def token_ids(
 
 
 def refuse_unknown(unknown: Mapping[str, Any], of: Callable[..., Any]) -> None:
-    """Refuses arguments that there are not.
+    """Refuses arguments that do not exist.
 
     Raises:
-        ValueError: There is one; with what is meant, or instead.
+        ValueError: There is one; the message says what is meant, or what to pass instead.
     """
     for name, value in unknown.items():
         if name in _BEAMS:
@@ -170,10 +170,10 @@ def check_call(
     max_new_tokens: int,
     check_end_every: int | None,
 ) -> None:
-    """Refuses arguments of wrong shape, dtype or value.
+    """Refuses arguments with a wrong shape, dtype or value.
 
     Raises:
-        ValueError: One is.
+        ValueError: An argument has one.
     """
     if input_ids.dim() != 2 or not input_ids.numel():
         raise ValueError(
@@ -204,12 +204,13 @@ def check_call(
 def check_prompts(
     model: Any, input_ids: Tensor, attention_mask: Tensor, max_new_tokens: int
 ) -> None:
-    """Looks at the values of a batch; the host waits once if they are on the device.
+    """Checks the values of a batch; the host waits once if they are on the device.
 
     Raises:
-        ValueError: A prompt is empty, padded on the right, too long for the model, or has a token
-            that the vocabulary has not.
+        ValueError: A prompt is empty, padded on the right, or too long for the model, or has a
+            token that is not in the vocabulary.
     """
+    # Stacked, so that both come to the host in one copy.
     ids, mask = torch.stack((input_ids.long(), attention_mask.long().to(input_ids.device))).cpu()
     lengths = mask.sum(1)
     if not bool(lengths.all()):
@@ -240,10 +241,10 @@ def check_prompts(
 def one_seed_a_row(
     seeds: int | Sequence[int] | None, sampling: Sampling | None, num_rows: int
 ) -> list[int]:
-    """Returns the seed of each row; none where tokens are not drawn.
+    """Returns the seed of each row; an empty list if no tokens are drawn.
 
     Raises:
-        ValueError: There are too few or too many, or some where nothing is drawn.
+        ValueError: There are too few or too many seeds, or some although nothing is drawn.
     """
     if sampling is None:
         if seeds is not None:
@@ -267,7 +268,7 @@ def one_seed_a_row(
 
 
 def warn_of_settings(model: Any) -> None:
-    """Says what a model's generation_config asks for, and is not done here."""
+    """Warns of settings in a model's generation_config that are not done here."""
     config = getattr(model, "generation_config", None)
     left_out = [
         f"{name}={getattr(config, name)!r}"

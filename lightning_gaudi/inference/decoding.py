@@ -1,8 +1,9 @@
-"""The tensors of one batch size and bucket, and the two steps that update them in place.
+"""Holds the tensors of one batch size and bucket, and the two steps that update them in place.
 
-All that a token changes lies on the device, at one place: the cache of keys and values, which slots
-of it are seen, positions, the tokens so far, who has ended. So a token is one step without an
-argument, which an HPU graph can hold, and the host need not know what it says.
+All that a token changes is in tensors on the device that stay where they are: the cache of keys and
+values, the slots of it that are seen, positions, the tokens so far, and the rows that have ended.
+So a token is one step without arguments, which an HPU graph can hold, and the host need not read
+any value.
 
 B rows, T tokens of the bucket, N new tokens that there is room for, S = T + N slots of the cache,
 V vocabulary, E ends of a text.
@@ -26,22 +27,25 @@ from .sampling import Sampling, greedy, sample
 
 @dataclass(frozen=True)
 class Shape:
-    """What the tensors of a decoder are made for."""
+    """The sizes that the tensors of a decoder are made for."""
 
     batch_size: int
     bucket: int
     room: int
-    """How many new tokens there are slots for."""
+    """The number of new tokens that there are slots for."""
 
     @property
     def num_slots(self) -> int:
-        """How many tokens the cache holds of each row."""
+        """The number of tokens that the cache holds of each row."""
         return self.bucket + self.room
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """A way to choose tokens that has a graph of its own; temperature and top_p are tensors."""
+    """A way to choose tokens that has a graph of its own.
+
+    Temperature and top_p are tensors, so that their values need no other graph.
+    """
 
     is_sampled: bool
     has_top_p: bool
@@ -49,15 +53,15 @@ class _Kind:
 
 
 class Decoder:
-    """Generates for one batch size and bucket.
+    """Generates text for one batch size and bucket.
 
     Args:
         model: A decoder-only model of transformers, see `checks.check_model`.
-        shape: What it is for.
-        pad_token_id: What stands after a row's end.
-        eos_token_ids: What ends a row.
-        engine: As resolved for the model's device.
-        capture_prefill: Whether the prompt's step is captured, too, where the engine is "graph".
+        shape: The sizes of the tensors.
+        pad_token_id: The token after a row's end.
+        eos_token_ids: The tokens that end a row.
+        engine: The engine, as resolved for the model's device.
+        capture_prefill: Whether the prompt's step is captured, too, if the engine is "graph".
     """
 
     def __init__(
@@ -78,10 +82,10 @@ class Decoder:
             "none" if engine == "graph" and not capture_prefill else engine
         )
         self._takes = set(inspect.signature(model.forward).parameters)
-        # From transformers 5.24 on it is "cache", and the older name goes with 5.40.
+        # The argument is "cache" since transformers 5.24, and its older name goes with 5.40.
         is_renamed = "cache" in self._takes and "past_key_values" not in self._takes
         self._takes_cache_as = "cache" if is_renamed else "past_key_values"
-        # ALiBi is made from the slots that are seen, and not from positions.
+        # Models with ALiBi compute it from the slots that are seen, and take no positions.
         self._has_positions = "position_ids" in self._takes and not model.config.to_dict().get(
             "alibi"
         )
@@ -89,7 +93,8 @@ class Decoder:
         weight = next(model.parameters())
         self._device, self._dtype = weight.device, weight.dtype
         kind = weight.device.type
-        # What autocast rounds to -inf would make padding NaN, and with it the text.
+        # The lowest float32 would be rounded to -inf by autocast. A row of padding, all of it
+        # masked, would be NaN then, and so would be the text.
         is_autocast = torch.is_autocast_enabled(kind)
         computes_in = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
         self._least = max(torch.finfo(dtype).min for dtype in (computes_in, weight.dtype))
@@ -122,13 +127,14 @@ class Decoder:
             self._forward(self._token, self._position, mask, self._slot)
 
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            run()  # other ranks may have parts of the model, and wait for this one
+            run()  # with values, since the other ranks may have parts of the model, and wait
             return
         try:
             make_tensors(self._cache, run, self._device)
         except Exception:
-            # Experts may look at values, and torch predicts products of them in bfloat16 alone
-            # (2.13, `_meta_registrations.py`). Where the model itself fails, this says how.
+            # Experts may look at values, and torch knows the shapes of their grouped products in
+            # bfloat16 only (2.13, `_meta_registrations.py`). If the model itself is at fault, this
+            # run raises its error.
             self._cache = self._new_cache()
             run()
 
@@ -137,7 +143,7 @@ class Decoder:
         return new_cache(self._model, rows, num_slots, self._device, self._dtype)
 
     def _made(self, *shape: int, dtype: torch.dtype = torch.long, value: int = 0) -> Tensor:
-        # Copied, as numbers made on the device would be a graph for each bucket.
+        # Made on the host and copied, since making it on the device is a graph for each bucket.
         return torch.full(shape, value, dtype=dtype).to(self._device)
 
     def begin(
@@ -148,8 +154,8 @@ class Decoder:
         Args:
             input_ids: [B, T] integers, on any device.
             seen: [B, T + N] integers, 1 where a slot of the cache will hold a token of a prompt.
-            sampling: How tokens are drawn; None for the likeliest.
-            noise: [B, n] float32 for the first n new tokens, if they are drawn.
+            sampling: The way tokens are drawn; None takes the likeliest.
+            noise: [B, n] float32 for the first n new tokens; None if they are not drawn.
         """
         self._kind = _Kind(False, False, None)
         with torch.inference_mode(False), torch.no_grad():
@@ -160,7 +166,8 @@ class Decoder:
             self._kind = _Kind(True, sampling.top_p is not None, sampling.top_k)
             wider = torch.nn.functional.pad(noise, (0, self.shape.room - noise.shape[1]))
             self._noise.copy_(wider, non_blocking=True)
-            # By a copy: a number of the host would be part of a graph, and a new one a new graph.
+            # Copied into tensors: a number of the host would be a constant of the graph, and
+            # another number would need another graph.
             self._temperature.copy_(torch.tensor([sampling.temperature]), non_blocking=True)
             self._top_p.copy_(torch.tensor([sampling.top_p or 1.0]), non_blocking=True)
 
@@ -169,30 +176,30 @@ class Decoder:
         return self._run("prefill")
 
     def step(self) -> Tensor:
-        """Chooses one more token of each row; the logits [B, V] that it is chosen from."""
+        """Chooses one more token of each row; returns the logits [B, V] it was chosen from."""
         return self._run("step")
 
     def have_all_ended(self) -> bool:
-        """Returns whether no row goes on: the host waits for the device."""
+        """Returns whether all rows have ended; the host waits for the device."""
         return bool(self._all_ended.item())
 
     def tokens(self, num_tokens: int) -> Tensor:
-        """Returns the first new tokens, a copy [B, num_tokens]."""
+        """Returns a copy [B, num_tokens] of the first new tokens."""
         with torch.inference_mode(False), torch.no_grad():
             return self._tokens[:, :num_tokens].clone()
 
     @property
     def num_tokens(self) -> Tensor:
-        """How many tokens all rows have got, ends among them and none after: int64 of shape ()."""
+        """The number of tokens of all rows up to and including their ends, int64 of shape ()."""
         return self._num_tokens
 
     @property
     def num_captures(self) -> int:
-        """How many HPU graphs were captured."""
+        """The number of HPU graphs that were captured."""
         return sum(runner.num_captures for runner in self._runners.values())
 
     def release(self) -> None:
-        """Lets go of graphs and cache at once, and not when the garbage is collected."""
+        """Frees graphs and cache at once, and not when Python collects its garbage."""
         self._runners.clear()
         del self._cache
 
@@ -227,9 +234,10 @@ class Decoder:
         return self._choose(logits, kind)
 
     def _mask(self, num_queries: int) -> Tensor:
-        """Returns what is added to the prompt's or a token's scores; the slots, if it is ALiBi.
+        """Returns what is added to the scores of the prompt or of a token.
 
-        transformers has no reason to look at the values of the former, which the host waits for.
+        With ALiBi it returns the slots that are seen. A mask in its final form keeps transformers
+        from looking at its values, for which the host would wait.
         """
         if not self._has_positions:
             return self._seen

@@ -1,7 +1,7 @@
-"""From noise to pictures: diffusers' UNet and scheduler, with nothing that waits for the device.
+"""Makes pictures from noise by diffusers' UNet and scheduler, without a wait for the device.
 
-The UNet alone is captured as an HPU graph, or compiled; the scheduler is diffusers' own. It keeps
-its timesteps on the CPU, where they are read without waiting; the UNet takes them from a tensor of
+Only the UNet is captured as an HPU graph, or compiled; the scheduler is diffusers' own. It keeps
+its timesteps on the CPU, where they are read without waiting. The UNet takes them from a tensor on
 the device that is rolled from step to step, so that every step is the same graph.
 
 Shapes: B pictures, C channels of latents, h x w their height and width, T tokens, D hidden.
@@ -26,7 +26,7 @@ from .engine import Engine, Runner, resolve
 __all__ = ["SCHEDULERS", "Denoiser", "denoise", "draw_latents", "make_scheduler"]
 
 Scheduler: TypeAlias = Any
-"""One of diffusers: their common class has none of the methods that all of them have."""
+"""A scheduler of diffusers, whose common class declares none of their methods."""
 SCHEDULERS: Final = {
     "ddim": "DDIMScheduler",
     "ddpm": "DDPMScheduler",
@@ -37,7 +37,7 @@ SCHEDULERS: Final = {
     "lms": "LMSDiscreteScheduler",
     "pndm": "PNDMScheduler",
 }
-"""The schedulers by name, and diffusers' class of each: those that never wait for the device."""
+"""The schedulers that never wait for the device: diffusers' class of each, by name."""
 
 
 def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
@@ -70,7 +70,7 @@ def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
             f"There is no scheduler {name!r}. {meant}There are: {', '.join(SCHEDULERS)}."
         )
     known = inspect.signature(getattr(diffusers, kind).__init__).parameters
-    # What another scheduler's configuration has besides would only be warned about.
+    # The configuration of another scheduler has names that this one would warn about.
     return getattr(diffusers, kind)(**{key: value for key, value in config.items() if key in known})
 
 
@@ -79,7 +79,7 @@ def draw_latents(
 ) -> tuple[Tensor, list[torch.Generator]]:
     """Draws the noise of each picture by its own seed, so that a batch never changes a picture.
 
-    On the CPU, as the same seed gives other numbers on another device.
+    It draws on the CPU, since the same seed gives other numbers on another device.
 
     Args:
         seeds: one a picture (B).
@@ -94,7 +94,7 @@ def draw_latents(
 
 
 class Denoiser:
-    """A UNet and a scheduler; keeps what is captured, or compiled, from batch to batch.
+    """Runs a UNet and a scheduler, and keeps what is captured or compiled from batch to batch.
 
     Args:
         unet: diffusers' UNet2DConditionModel in evaluation mode, on its device.
@@ -142,11 +142,11 @@ class Denoiser:
         """Makes pictures' latents from noise.
 
         Args:
-            latents: noise [B, C, h, w] of the UNet's device, see `draw_latents`.
-            embeddings: of the prompts, [2 B, T, D]: those of the negative prompts first; [B, T, D]
+            latents: noise [B, C, h, w] on the UNet's device, see `draw_latents`.
+            embeddings: of the prompts, [2 B, T, D], those of the negative prompts first; [B, T, D]
                 without guidance.
             added: further conditions of the UNet, SDXL's text_embeds and time_ids; likewise.
-            generators: one a picture, of the CPU, for schedulers that draw noise in each step.
+            generators: one a picture, on the CPU, for schedulers that draw noise in each step.
 
         Returns:
             float32 [B, C, h, w].
@@ -155,7 +155,7 @@ class Denoiser:
         self._check(latents, embeddings, added, generators)
         scheduler = self.scheduler
         scheduler.set_timesteps(self.num_steps, device="cpu")
-        # Rolled, not indexed: another place in a tensor would be another graph.
+        # Rolled and not indexed, since another place in a tensor would be another graph.
         timesteps = scheduler.timesteps.to(latents.device)
         runner = self._runner(latents, embeddings, added)
         noise_source = {"generator": generators} if self._draws_noise and generators else {}
@@ -173,15 +173,15 @@ class Denoiser:
         return latents
 
     def _held_latents(self) -> list[Any]:
-        """Latents, their noise, and what the scheduler keeps of earlier steps."""
+        """Returns the latents, their noise, and what the scheduler keeps of earlier steps."""
         return [*(each() for each in self._current), *vars(self.scheduler).values()]
 
     def _runner(self, latents: Tensor, embeddings: Tensor, added: dict[str, Tensor]) -> Runner:
-        """Gives what computes the guided noise of batches of these shapes, for these conditions."""
+        """Returns what computes the guided noise of batches of these shapes and conditions."""
         conditions = [embeddings, *added.values()]
         key = tuple((each.shape, each.dtype) for each in (latents, *conditions))
         if key not in self._runners:
-            # Tensors of our own: what is captured reads them wherever the caller's are.
+            # Tensors of our own, since a captured graph reads from the same addresses each time.
             held = [torch.empty_like(each) for each in conditions]
             self._runners[key] = (self._make_runner(held, list(added)), held)
         runner, held = self._runners[key]
@@ -234,7 +234,7 @@ class Denoiser:
 
     @staticmethod
     def _cut(latents: Tensor) -> None:
-        """Ends the graph: in lazy mode a step is a graph of its own, the same one in every step."""
+        """Ends the graph, so that in lazy mode each step is one graph, and always the same."""
         if latents.device.type == "hpu":
             vendor.mark_step()
 
@@ -251,7 +251,7 @@ def denoise(
     generators: list[torch.Generator] | None = None,
     engine: Engine = "auto",
 ) -> Tensor:
-    """Makes latents from noise, once; a `Denoiser` keeps what was captured for further batches.
+    """Makes latents from noise once; for several batches, make a `Denoiser`, which keeps graphs.
 
     Args:
         unet: see `Denoiser`, as scheduler, num_steps, guidance and engine.

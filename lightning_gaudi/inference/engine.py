@@ -1,7 +1,7 @@
-"""One step that runs again and again: captured as an HPU graph, compiled, or as it is.
+"""Runs one step again and again: captured as an HPU graph, compiled, or as it is.
 
-A captured graph costs the host one call, whatever is in it; a compiled step the same, and its
-guards. Either wants the same tensors, or tensors of the same shapes, each time.
+A captured graph costs the host one call, whatever is in it. A compiled step costs the same, and its
+guards. Both need the same tensors, or tensors of the same shapes, each time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from lightning_gaudi._core import vendor
 
 Engine: TypeAlias = Literal["auto", "graph", "compile", "none"]
-"""How a step is run: "auto" is "graph" in lazy mode, "compile" in eager mode, "none" elsewhere, and
-with weights in shards of ZeRO-3."""
+"""How a step is run. "auto" is "graph" in lazy mode and "compile" in eager mode. It is "none" on
+other devices, and for weights in shards of ZeRO-3."""
 
 _numbers = itertools.count()
 
@@ -30,12 +30,12 @@ def resolve(
 
     Args:
         engine: See `Engine`.
-        device: Where the step runs.
-        model: Of the step, if it has one.
+        device: The device on which the step runs.
+        model: The model of the step, if it has one.
 
     Raises:
-        ValueError: There is no such engine, the device has none such in this mode, or the model's
-            weights are in shards of ZeRO-3.
+        ValueError: There is no such engine, the device does not have it in this mode, or the
+            model's weights are in shards of ZeRO-3.
     """
     if engine not in get_args(Engine):
         raise ValueError(f"engine={engine!r} is none of {', '.join(map(repr, get_args(Engine)))}.")
@@ -48,7 +48,8 @@ def resolve(
             )
         return "none"
     if model is not None and is_gathered(model):
-        # Hooks bring each layer's weights to the card, and take them away again.
+        # Hooks bring the weights of each layer to the card and take them away again, so that they
+        # have no address that a graph could read from.
         if engine in ("graph", "compile"):
             raise ValueError(
                 f"engine={engine!r} wants the weights where they are, and ZeRO-3 gathers them "
@@ -73,23 +74,23 @@ def resolve(
 
 
 def is_gathered(model: torch.nn.Module) -> bool:
-    """Tells if a model's weights are in shards of ZeRO-3, which all ranks gather as they run it."""
+    """Returns whether a model's weights are in shards of ZeRO-3, which ranks gather in a run."""
     return any(hasattr(each, "ds_tensor") for each in model.parameters())
 
 
 class Runner:
     """Runs one step again and again.
 
-    The step may read tensors that it closes over and update them in place, such as a cache: those
+    The step may read tensors that it closes over, such as a cache, and update them in place. They
     must be the same objects each time. It runs without gradients, and never in torch's inference
-    mode, whose tensors nobody could update outside of it. What a graph captures is tied to the
-    memory of these tensors: it keeps no copy of them.
+    mode, whose tensors cannot be updated outside of it. A captured graph is tied to the memory of
+    these tensors, and keeps no copy of them.
 
     Args:
-        step: Takes tensors of the same shapes and dtypes at each call, and returns a tensor or
-            several. A capture runs its Python once: whatever it reads but tensors stays as it was.
+        step: Takes tensors of the same shapes and dtypes at each call, and returns one or several.
+            A capture runs its Python once, so that anything but tensors stays as it was then.
         engine: See `Engine`.
-        device: Where the step runs.
+        device: The device on which the step runs.
 
     Raises:
         ValueError: See `resolve`.
@@ -105,7 +106,7 @@ class Runner:
         self.engine = resolve(engine, device)
         """"graph", "compile" or "none"."""
         self.num_captures = 0
-        """How many graphs were captured: 0 or 1."""
+        """The number of graphs that were captured, 0 or 1."""
         self._is_lazy = torch.device(device).type == "hpu" and vendor.is_lazy()
         self._step = _compiled(step) if self.engine == "compile" else step
         self._graph: Any = None
@@ -116,11 +117,11 @@ class Runner:
         """Runs the step.
 
         Args:
-            tensors: Its arguments. A capture copies them into tensors of its own.
+            tensors: The arguments of the step. A capture copies them into tensors of its own.
 
         Returns:
-            What the step returns; with a graph the same tensors each time, valid until the next
-            call.
+            The result of the step. With a graph these are the same tensors each time, which the
+            next call overwrites.
 
         Raises:
             ValueError: A graph was captured for other shapes or dtypes.
@@ -136,13 +137,14 @@ class Runner:
             return result
 
     def _capture(self, tensors: tuple[Tensor, ...]) -> Any:
-        # Copies: the next call writes into what is captured, which is not the caller's to lose.
+        # Copies, since the next call writes into the captured tensors, and must not overwrite the
+        # caller's.
         inputs = tuple(tensor.clone() for tensor in tensors)
         vendor.mark_step()
         graph = vendor.hpu_graph()
         with vendor.capture(graph):
             result = self._step(*inputs)
-        # Only now: a step that failed is tried anew.
+        # Set only now, so that a step that has failed is captured anew.
         self._graph, self._inputs, self._result = graph, inputs, result
         self.num_captures = 1
         return result
@@ -164,9 +166,10 @@ class Runner:
 
 
 def _compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the step, compiled as one graph, with a limit of recompilations that is its own.
+    """Returns the step, compiled as one graph, with a limit of recompilations of its own.
 
-    torch counts them by code, and gives up after 8: steps for more buckets would share one code.
+    torch counts recompilations by code object, and gives up after 8. So each step gets a code
+    object of its own, since there may be more buckets than that.
     """
 
     def call(*tensors: Tensor) -> Any:

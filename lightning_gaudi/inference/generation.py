@@ -1,4 +1,4 @@
-"""Text from decoder-only models of transformers, with static shapes and no wait for a token.
+"""Generates text by decoder-only models of transformers, with static shapes and no wait a token.
 
 B prompts of a batch, T tokens that each is padded to, N new tokens, V vocabulary.
 """
@@ -36,18 +36,18 @@ _KEPT = "_gaudi_generators"
 class TextGenerator:
     """Generates text, and keeps what that needs for each batch size and bucket.
 
-    That is a cache of keys and values, whose size the bucket and the new tokens set together, and
-    in lazy mode an HPU graph of the step for a token; in eager mode two compiled graphs. A call
-    with more new tokens than any before replaces them.
+    It keeps a cache of keys and values, whose size is the bucket and the new tokens together. In
+    lazy mode it also keeps an HPU graph of the step for a token, and in eager mode two compiled
+    graphs. A call with more new tokens than any before replaces them.
 
     Args:
         model: A decoder-only model of transformers with a static cache, in evaluation mode.
-        engine: How a token's step is run, see `Engine`; in eager mode the prompt's, too.
-        buckets: Widths that prompts are padded to, ascending.
-        pad_token_id: What stands after a row's end; by default the model's.
-        eos_token_id: What ends a row, one or several; by default the model's.
-        capture_prefill: Whether lazy mode captures the prompt's step as well: a graph more for each
-            batch size and bucket, and the memory that it computes in.
+        engine: How a token's step is run, see `Engine`; in eager mode the prompt's step, too.
+        buckets: The widths that prompts are padded to, ascending.
+        pad_token_id: The token after a row's end; by default the model's.
+        eos_token_id: The token that ends a row, or several; by default the model's.
+        capture_prefill: Whether lazy mode captures the prompt's step as well. It takes one more
+            graph for each batch size and bucket, and the memory in which that computes.
 
     Raises:
         ValueError: The model has no static cache, or no padding token; or an argument is wrong.
@@ -78,7 +78,7 @@ class TextGenerator:
         self._capture_prefill = capture_prefill
         warn_of_settings(model)
         self._decoders: dict[Any, Decoder] = {}
-        # With the generator, and not when Python collects cycles: the card may be full by then.
+        # Freed with the generator, and not when Python collects cycles: the card may be full then.
         weakref.finalize(self, _release, self._decoders)
         self._memory: list[tuple[int, torch.dtype]] = []
 
@@ -96,25 +96,25 @@ class TextGenerator:
         stopwatch: Stopwatch | None = None,
         **unknown: Any,
     ) -> Tensor:
-        """Generates.
+        """Generates text for a batch of prompts.
 
         Args:
             input_ids: [B, T] integers, padded on the left, on any device.
-            attention_mask: [B, T] integers or booleans, 1 where a token is the prompt's.
-            max_new_tokens: N.
-            sampling: How tokens are drawn; None for the likeliest each time.
-            seeds: One a row, or one for all: with the prompt they decide a row's text.
+            attention_mask: [B, T] integers or booleans, 1 where a token belongs to the prompt.
+            max_new_tokens: The number of new tokens (N).
+            sampling: The way tokens are drawn; None takes the likeliest each time.
+            seeds: One for each row, or one for all. Together with the prompt they decide the text.
             check_end_every: After every so many tokens the host waits for the device to learn
-                whether all rows have ended; None for never.
-            check_prompts: Whether tokens and mask are looked at: if they are on the HPU, the host
-                waits once.
+                whether all rows have ended; None never waits.
+            check_prompts: Whether the values of tokens and mask are checked. If they are on the
+                HPU, the host waits once.
             on_logits: Is called with the logits [B, V] float32 of each token; they are valid until
                 the next one.
-            stopwatch: Is told of the first token and of how many there are, within its `call`.
-            unknown: Arguments of transformers' `generate` that are not here are refused by name.
+            stopwatch: Is told of the first token, and of the number of tokens, within its `call`.
+            unknown: Arguments of transformers' `generate` that are not here; refused by name.
 
         Returns:
-            [B, N] int64 on the model's device; after a row's end there is padding only.
+            [B, N] int64 on the model's device; after a row's end there is only padding.
 
         Raises:
             ValueError: An argument is wrong, or a prompt does not fit.
@@ -138,7 +138,7 @@ class TextGenerator:
 
     @property
     def num_captures(self) -> int:
-        """How many HPU graphs there are, one for each batch size, bucket and way to choose."""
+        """The number of HPU graphs: one for each batch size, bucket and way to choose tokens."""
         return sum(decoder.num_captures for decoder in self._decoders.values())
 
     def _decoder(self, batch_size: int, bucket: int, room: int) -> Decoder:
@@ -162,9 +162,9 @@ class TextGenerator:
         return self._decoders[key]
 
     def _forget_other_weights(self) -> None:
-        """Drops graphs and caches of weights that were replaced: a graph would go on with them.
+        """Drops graphs and caches if the weights were replaced, since a graph reads the old ones.
 
-        Moving a model to another device and back replaces them, as a Trainer does at its end.
+        A move of the model to another device and back replaces them, as a Trainer does at its end.
         """
         now: list[Tensor] = [*self.model.parameters()]
         if now[0].device != self._device:
@@ -185,7 +185,7 @@ class TextGenerator:
         on_logits: Callable[[Tensor], None] | None,
         stopwatch: Stopwatch | None,
     ) -> int:
-        """Runs the steps; how many there were."""
+        """Runs the steps, and returns how many there were."""
         for count in range(num_tokens):
             is_due = count and check_end_every and count % check_end_every == 0
             if is_due and decoder.have_all_ended():
@@ -210,7 +210,7 @@ def generate(
     eos_token_id: int | Sequence[int] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """Generates as a `TextGenerator` does, which stays with the model for the next call.
+    """Generates text by a `TextGenerator` that stays with the model for the next call.
 
     Args:
         model: See `TextGenerator`.
@@ -221,10 +221,10 @@ def generate(
         buckets: See there.
         pad_token_id: See there.
         eos_token_id: See there.
-        settings: What `TextGenerator.__call__` takes besides.
+        settings: Further arguments of `TextGenerator.__call__`.
 
     Returns:
-        [B, max_new_tokens] int64 on the model's device; after a row's end there is padding only.
+        [B, max_new_tokens] int64 on the model's device; after a row's end there is only padding.
 
     Raises:
         ValueError: See there.
@@ -256,7 +256,7 @@ def _local(weight: Tensor) -> Tensor:
 
 
 class _Kept(dict[Any, TextGenerator]):
-    """Generators that stay with a model: a copy of it, or a pickled one, has none."""
+    """The generators that stay with a model; a copy of the model, or a pickled one, has none."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Kept:
         return _Kept()

@@ -1,6 +1,6 @@
-"""How long the first token takes, and each further one; how much a second, without the warm-up.
+"""Measures the time to the first token and for each further one, without the calls that warm up.
 
-The device is waited for before the clock is read: what it was merely told costs nothing yet.
+The clock is read after a wait for the device, since launching work takes almost no time.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from lightning_gaudi._core import vendor
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """What a `Stopwatch` has measured, warm-up calls left out of all of it."""
+    """Holds what a `Stopwatch` has measured, without the calls that warm up."""
 
     num_calls: int
-    """The calls that count."""
+    """The number of calls that count."""
     num_warmup_calls: int
-    """Those before them, which compile and capture; neither their time nor their items count."""
+    """The number of calls before these, which compile and capture, and do not count."""
     seconds: float
-    """What all calls that count have taken together."""
+    """The time of all calls that count, together."""
     num_items: int
-    """The prompts or pictures of these calls."""
+    """The number of prompts or pictures in these calls."""
     num_tokens: int = 0
-    """The tokens that these calls generated: none after a row's end."""
+    """The number of tokens that these calls generated, up to each row's end."""
     first_token_ms: float | None = None
-    """From the prompt to the first token of all rows, the median of the calls."""
+    """The time from the prompt to the first token of all rows; the median of the calls."""
     per_token_ms: float | None = None
-    """From one token of all rows to the next, after the first: the median of the calls' means."""
+    """The time from a token of all rows to the next, after the first; the median of the means."""
     item: str = "prompts"
-    """What an item is."""
+    """The name of the items."""
 
     @property
     def items_per_second(self) -> float:
-        """Prompts or pictures a second."""
+        """The prompts or pictures a second."""
         return self.num_items / self.seconds
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens a second, of all rows, with the time that the prompts take."""
+        """The tokens a second of all rows; the time for the prompts counts, too."""
         return self.num_tokens / self.seconds
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class LatencyReport:
 
 @dataclass
 class _Call:
-    """One call, as it is measured."""
+    """One call that is measured."""
 
     num_items: int
     seconds: float = 0.0
@@ -79,14 +79,14 @@ class _Call:
 
 
 class Stopwatch:
-    """Measures calls: of a generator, or of whatever makes pictures.
+    """Measures calls of a generator of text or pictures.
 
     It waits for the device at the beginning and the end of a call, and after the first token.
 
     Args:
-        device: Where the calls compute.
-        num_warmup_calls: How many of the first calls do not count.
-        item: What an item of a call is, for the report: `"prompts"`, `"pictures"`.
+        device: The device on which the calls compute.
+        num_warmup_calls: The number of first calls that do not count.
+        item: The name of a call's items in the report: `"prompts"`, `"pictures"`.
 
     Raises:
         ValueError: `num_warmup_calls` is negative.
@@ -110,10 +110,10 @@ class Stopwatch:
         """Measures a block; one that fails does not count.
 
         Args:
-            num_items: The prompts or pictures that it makes, without any that fill up a batch.
+            num_items: The number of prompts or pictures, without those that only fill up a batch.
 
         Raises:
-            RuntimeError: Within a call.
+            RuntimeError: A call is being measured already.
         """
         if self._current is not None:
             raise RuntimeError("Stopwatch.call does not nest: end one call before another.")
@@ -122,7 +122,7 @@ class Stopwatch:
             self._began = self._now()
             yield
             self._current.seconds = self._now() - self._began
-            # After the clock: a count of the device is read by the host.
+            # After the clock, since the host waits to read a count that is on the device.
             self._current.num_tokens = sum(int(count) for count in self._counted)
             self._calls.append(self._current)
         finally:
@@ -134,24 +134,24 @@ class Stopwatch:
         return self._current is not None
 
     def first_token(self) -> None:
-        """Notes that all rows have their first token, or will have it once the device is done."""
+        """Notes the time at which all rows have their first token; waits for the device."""
         if self._current is not None:
             self._current.first_token_seconds = self._now() - self._began
 
     def tokens(self, num_tokens: int | Tensor, num_steps: int) -> None:
-        """Counts what a call generates.
+        """Counts the tokens that a call generates.
 
         Args:
-            num_tokens: Tokens of all rows, none after a row's end; an integer of shape () on the
+            num_tokens: The tokens of all rows, up to each row's end; an integer of shape () on the
                 device is read when the call has ended.
-            num_steps: Tokens of the longest row.
+            num_steps: The tokens of the longest row.
         """
         if self._current is not None:
             self._counted.append(num_tokens)
             self._current.num_steps += num_steps
 
     def report(self) -> LatencyReport:
-        """Returns what the calls after the warm-up took.
+        """Returns the report on the calls after the warm-up.
 
         Raises:
             ValueError: There were none.

@@ -1,7 +1,7 @@
-"""Weights from safetensors files, tensor by tensor, onto a card.
+"""Loads weights from safetensors files onto a card, tensor by tensor.
 
-The file of a tensor is mapped into memory while the tensor is read and no longer. So a host process
-never holds more than one tensor and what it has loaded, whatever the size of the files.
+The file of a tensor is mapped into memory only while the tensor is read. So a host process never
+holds more than one tensor and what it has loaded, whatever the size of the files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from .checkpoint_files import Stored, read_headers, read_tensor
 from .parallel_layers import as_parameter
 from .plans import Layout
 
-"""How many names a message tells."""
-
 
 class _Slot(NamedTuple):
-    """Where a module has a weight or a buffer."""
+    """The place of a weight or a buffer in a module."""
 
     owner: nn.Module
     name: str
@@ -52,7 +50,7 @@ class _Slot(NamedTuple):
 
     @property
     def layout(self) -> Layout | None:
-        """How the weight is cut; None if it is whole."""
+        """The way the weight is cut; None if it is whole."""
         layouts: Mapping[str, Layout] = getattr(self.owner, "layouts", {})
         return layouts.get(self.name)
 
@@ -62,18 +60,18 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
     """Puts a model's weights and buffers on a card, whole or in the parts that `parallelize` made.
 
     Each is converted to the dtype that it has in the model. Buffers that are in no file are
-    computed as the model computes them. All that can be wrong with the files is looked at before
-    the first weight is read.
+    computed as the model computes them. The files are checked before the first weight is read. In
+    a dry run, where nobody reads values, the weights stay empty and no file is read.
 
     Args:
-        model: Of transformers, on meta; what is there already is loaded again.
-        folder: With a model.safetensors, or with a model.safetensors.index.json and its files.
-        device: Such as "hpu".
+        model: A model of transformers, on meta; weights that it has already are loaded again.
+        folder: A folder with a model.safetensors, or a model.safetensors.index.json and its files.
+        device: The device, such as "hpu".
 
     Raises:
         ValueError: A file is missing, truncated or no safetensors file; or a tensor is missing or
-            has another shape. The message names it. Where nobody will read values, none is read.
-        TypeError: The model is none of transformers.
+            has another shape. The message names it.
+        TypeError: The model is not one of transformers.
     """
     folder, device = Path(folder), torch.device(device)
     if not hasattr(model, "tie_weights"):
@@ -81,7 +79,7 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
             f"{type(model).__name__} is no model of transformers. Pass one, such as a "
             "LlamaForCausalLM; load others by safetensors.torch.load_model(...)."
         )
-    model.tie_weights()  # transformers 5.0 has not, on meta
+    model.tie_weights()  # transformers 5.0 does not do so on meta
     if not has_values():
         _leave_empty(model, device)
         return
@@ -98,7 +96,7 @@ def load_weights(model: Any, folder: str | Path, device: torch.device | str) -> 
 def _match(
     model: nn.Module, stored: Mapping[str, Stored], folder: Path
 ) -> tuple[list[tuple[list[_Slot], Stored]], set[str]]:
-    """Returns what is stored for which weights, and the names of what is left."""
+    """Returns what is stored for which weights, and the names of what no weight needs."""
     found, missing, unused = [], [], set(stored)
     for names, slots in _targets(model):
         spellings = list(_spellings(names, model))
@@ -117,7 +115,7 @@ def _match(
 
 
 def _targets(model: nn.Module) -> Iterable[tuple[list[str], list[_Slot]]]:
-    """Returns each weight and buffer: its names, of which one that is tied has several."""
+    """Returns the names and places of each weight and buffer; a tied weight has several."""
     found: dict[Tensor, tuple[list[str], list[_Slot]]] = {}
     for prefix, owner in model.named_modules():
         for name, tensor in [*owner._parameters.items(), *owner._buffers.items()]:
@@ -129,7 +127,7 @@ def _targets(model: nn.Module) -> Iterable[tuple[list[str], list[_Slot]]]:
 
 
 def _spellings(names: Iterable[str], model: nn.Module) -> Iterator[str]:
-    """Yields how files may name a weight: as saved with the model's head or without it."""
+    """Yields the names that files may have for a weight, with the model's prefix and without."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for name in names:
         yield from (name, name.removeprefix(prefix), f"{prefix}{name}")
@@ -159,7 +157,7 @@ def _load(slots: list[_Slot], stored: Stored, device: torch.device) -> None:
 
 
 def _leave_empty(model: nn.Module, device: torch.device) -> None:
-    """Gives the model weights without values, for which no file is read."""
+    """Gives the model weights without values, without reading a file."""
     for _, slots in _targets(model):
         target, layout = slots[0].get(), slots[0].layout
         if slots[0].is_buffer:
@@ -174,7 +172,7 @@ def _leave_empty(model: nn.Module, device: torch.device) -> None:
 
 
 def _place(slots: list[_Slot], loaded: Tensor) -> None:
-    """Puts what is on the card, a weight or this card's part of it, in its places."""
+    """Puts a tensor that is on the card in its places, as a weight or this card's part of one."""
     target, layout = slots[0].get(), slots[0].layout
     if layout is not None:
         assert isinstance(target, DTensor)
@@ -186,7 +184,7 @@ def _place(slots: list[_Slot], loaded: Tensor) -> None:
 
 
 def _make_buffers(model: nn.Module, device: torch.device) -> None:
-    """Computes what is still on meta, and moves what is elsewhere."""
+    """Computes the buffers that are still on meta, and moves those that are elsewhere."""
     like = None
     for prefix, module in model.named_modules():
         kept = {name: each for name, each in vars(module).items() if isinstance(each, Tensor)}
@@ -201,14 +199,17 @@ def _make_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def _without_weights(model: nn.Module) -> nn.Module:
-    """Returns the model anew on the CPU, with what it computes as it is built; weights on meta."""
+    """Returns the model made anew, with its buffers computed on the CPU and its weights on meta."""
     with _WeightsOnMeta():
         made: nn.Module = type(model)(copy.deepcopy(model.config))
     return made
 
 
 class _WeightsOnMeta(TorchFunctionMode):
-    """Memory that is not filled yet is for weights; what is computed stays where it is."""
+    """Makes weights on meta, which are the memory that is not filled yet when a model is built.
+
+    Buffers are computed, and stay where they are.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""What a card must hold, known before anything is loaded: all of it is computed on meta."""
+"""Computes what a card must hold before anything is loaded, from a model on meta."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """The bytes that a card must hold, by what they are for; `str` is a table of them."""
+    """Lists the bytes that a card must hold, by what they are for; `str` makes a table of them."""
 
     title: str
-    """What is held, and how."""
+    """The model, and how it is held."""
     num_cards: int
-    """The cards that it is on."""
+    """The number of cards that the model is on."""
     rows: Mapping[str, int]
     """Bytes on the card that holds most."""
 
@@ -34,7 +34,7 @@ class MemoryTable:
         return sum(self.rows.values())
 
     def __str__(self) -> str:
-        """Returns GiB a card, a line for each row."""
+        """Returns the GiB on each card, a line for each row."""
         rows = {**self.rows, "together": self.total_bytes}
         width = max(map(len, rows))
         lines = [f"{name:<{width}} {num / _GIB:9.2f}" for name, num in rows.items()]
@@ -48,19 +48,20 @@ def memory_table(
     num_tokens: int,
     dtype: torch.dtype = torch.bfloat16,
 ) -> MemoryTable:
-    """Returns what a decoder-only model needs on each card to generate.
+    """Returns the memory that a decoder-only model needs on each card to generate.
 
-    Not in it is what a step computes with: activations, logits, and the workspace of graphs.
+    The memory in which a step computes is not counted: activations, logits, and the workspace of
+    graphs.
 
     Args:
         config: A configuration of transformers.
-        num_cards: On how many the model is in parts, as `parallelize` cuts it; 1 for whole.
-        batch_size: Prompts at a time.
-        num_tokens: Slots of the cache: the bucket and the new tokens together.
-        dtype: Of weights and cache.
+        num_cards: The number of cards that `parallelize` cuts the model up for; 1 for none.
+        batch_size: The number of prompts at a time.
+        num_tokens: The slots of the cache: the bucket and the new tokens together.
+        dtype: The dtype of weights and cache.
 
     Raises:
-        ValueError: A number is not positive, or the model cannot be in parts on so many cards.
+        ValueError: A number is not positive, or the model cannot be cut up for so many cards.
     """
     given = {"num_cards": num_cards, "batch_size": batch_size, "num_tokens": num_tokens}
     for name, number in given.items():
@@ -92,7 +93,7 @@ def card_memory_bytes(card: str | None = None) -> int:
     """Returns the memory of a card.
 
     Args:
-        card: "gaudi1", "gaudi2" or "gaudi3"; None asks the one of this process, which it acquires.
+        card: "gaudi1", "gaudi2" or "gaudi3"; None acquires and asks the card of this process.
 
     Raises:
         ValueError: There is no such card.
@@ -108,11 +109,11 @@ def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:
     """Refuses what a card cannot hold, before anything is loaded.
 
     Args:
-        table: What it is to hold.
-        capacity_bytes: What it can hold; by default what this process's card can.
+        table: The memory that it has to hold.
+        capacity_bytes: The memory that it has; by default that of this process's card.
 
     Raises:
-        ValueError: It is too small; the message has need, have and the table.
+        ValueError: The card is too small; the message has both figures and the table.
     """
     have = card_memory_bytes() if capacity_bytes is None else capacity_bytes
     if table.total_bytes > have:
@@ -123,7 +124,7 @@ def check_fits(table: MemoryTable, capacity_bytes: int | None = None) -> None:
 
 
 def _weight_bytes(model: nn.Module, num_cards: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Returns bytes of weights on the first card, which has most: in parts, and whole."""
+    """Returns the bytes of weights on the first card, which has most: in parts, and whole."""
     sizes = {each: each.numel() for each in model.parameters()}
     in_parts = 0
     layers = plan(model, num_cards) if num_cards > 1 else {}

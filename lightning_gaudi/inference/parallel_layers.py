@@ -1,8 +1,8 @@
-"""Layers of which each card computes a part, in place of those of a model.
+"""Replaces layers of a model by layers of which each card computes a part.
 
-Their weights are DTensors, so that whoever saves, loads or moves the model knows that they are
-parts. Computed is with the parts alone: no operator of DTensor's runs, and a step has plain
-operators and collectives, which a graph can capture and a compiler trace.
+Their weights are DTensors, so that code that saves, loads or moves the model knows that they are
+parts. They compute with the local parts alone. No operator of DTensor runs, and a step has plain
+operators and collectives, which a graph can capture and a compiler can trace.
 
 N cards, B batch, T tokens, I inputs and O outputs of a layer, V words, v words of a card, D hidden.
 """
@@ -22,7 +22,7 @@ from .plans import Layout, Style
 
 
 class Part(nn.Module):
-    """A layer's part on this card."""
+    """This card's part of a layer."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Part(nn.Module):
 
         Args:
             layer: The whole layer.
-            layouts: How its weights are cut; those that are not in it stay whole.
-            mesh: Of one axis.
-            made: The parts of weights that have been cut already, to which this adds.
+            layouts: How its weights are cut, by name; weights that are not named stay whole.
+            mesh: The mesh of the cards, with one axis.
+            made: The parts of weights that were cut before, such as tied ones; this adds its own.
         """
         super().__init__()
         self.layouts = dict(layouts)
@@ -51,27 +51,27 @@ class Part(nn.Module):
             self.register_parameter(name, parameter)
 
     def part(self, name: str) -> Tensor | None:
-        """Returns this card's part of a weight, or the whole one; None if the layer has no such."""
+        """Returns this card's part of a weight, or a whole weight; None if there is none."""
         parameter = self._parameters.get(name)
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def add_up(self, partial: Tensor) -> Tensor:
-        """Returns the sum over the cards, in place."""
+        """Adds a tensor up over the cards, in place, and returns it."""
         if self.mesh.size() > 1:
             dist.all_reduce(partial, group=self.mesh.get_group())
         return partial
 
     def extra_repr(self) -> str:
-        """Returns what `print(model)` tells."""
+        """Returns what `print(model)` shows of the layer."""
         shapes = {name: tuple(each.shape) for name, each in self.named_parameters()}
         return f"{shapes}, of {self.mesh.size()} cards"
 
 
 class ColumnPart(Part):
-    """Some of the outputs of a linear layer, (B, T, I) to (B, T, O / N).
+    """Computes some of the outputs of a linear layer, (B, T, I) to (B, T, O / N).
 
-    A `Conv1D` of transformers keeps its weight transposed; of several layers behind each other, as
-    are GPT-2's for queries, keys and values, a card has a part of each.
+    A `Conv1D` of transformers keeps its weight transposed. If a weight holds several layers in a
+    row, as GPT-2's queries, keys and values, a card has a part of each of them.
     """
 
     def __init__(self, layer: nn.Module, *args: object, **kwargs: object) -> None:
@@ -79,7 +79,7 @@ class ColumnPart(Part):
         self.is_transposed = not isinstance(layer, nn.Linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes, from all inputs, the outputs of this card."""
+        """Returns the outputs of this card, from all inputs."""
         weight, bias = self.part("weight"), self.part("bias")
         assert weight is not None
         if self.is_transposed:
@@ -88,10 +88,13 @@ class ColumnPart(Part):
 
 
 class RowPart(ColumnPart):
-    """A linear layer from some of its inputs, (B, T, I / N) to (B, T, O); one all-reduce."""
+    """Computes a linear layer from some of its inputs, (B, T, I / N) to (B, T, O).
+
+    It takes one all-reduce.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Computes, from this card's inputs, all outputs, added up over the cards."""
+        """Returns all outputs, from this card's inputs, added up over the cards."""
         weight, bias = self.part("weight"), self.part("bias")
         assert weight is not None
         out = self.add_up(F.linear(x, weight.t() if self.is_transposed else weight))
@@ -99,7 +102,10 @@ class RowPart(ColumnPart):
 
 
 class HeadPart(ColumnPart):
-    """The output head, (B, T, D) to (B, T, V), from some of the vocabulary; one all-gather."""
+    """Computes the output head from some of the vocabulary, (B, T, D) to (B, T, V).
+
+    It takes one all-gather.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the logits of all words, the same on all cards."""
@@ -108,7 +114,8 @@ class HeadPart(ColumnPart):
             return logits
         num_words = self.layouts["weight"].shape[0]
         most = self.layouts["weight"].span(self.mesh.size(), 0)[1]
-        if most * self.mesh.size() > num_words:  # the cards give equal parts
+        # An all-gather takes equal parts, and the last cards may have fewer words.
+        if most * self.mesh.size() > num_words:
             logits = F.pad(logits, (0, most - logits.shape[-1]))
         batch_size, *rest = logits.shape
         gathered = logits.new_empty(self.mesh.size() * batch_size, *rest)
@@ -118,10 +125,13 @@ class HeadPart(ColumnPart):
 
 
 class EmbeddingPart(Part):
-    """An embedding, (B, T) to (B, T, D), that has some of the vocabulary; one all-reduce."""
+    """Computes an embedding from some of the vocabulary, (B, T) to (B, T, D).
+
+    It takes one all-reduce.
+    """
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns rows for the words of this card and zeros for others, added up over the cards."""
+        """Returns the rows of this card's words, and zeros for others, added up over the cards."""
         weight = self.part("weight")
         assert weight is not None
         start, num_words = self.layouts["weight"].span(self.mesh.size(), self.mesh.get_local_rank())
@@ -138,7 +148,7 @@ PARTS: dict[Style, type[Part]] = {
     "head": HeadPart,
     "vocabulary": EmbeddingPart,
 }
-"""What computes a layer, by its style."""
+"""The class that computes a layer, by its style."""
 
 
 def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
@@ -152,7 +162,7 @@ def part_of(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
 
 
 def as_parameter(part: Tensor, layout: Layout, mesh: DeviceMesh) -> nn.Parameter:
-    """Returns a weight that is `part` on this card."""
+    """Returns a weight of which this card has `part`."""
     shape = torch.Size(layout.shape)
     stride = torch.empty(shape, device="meta").stride()
     placements = (Shard(layout.dim),)

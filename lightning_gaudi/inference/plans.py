@@ -1,9 +1,10 @@
-"""Which weights of a model lie on several cards in parts, and how they are cut.
+"""Decides which weights of a model are cut up for several cards, and how.
 
-A plan gives layers a style: "columns" computes some of a layer's outputs on each card, "rows" takes
-some of its inputs and adds the cards' results up. The two follow each other, so that between them
-no card needs another. The plan is the model's own where transformers has one, and ours for Bloom
-and GPT-2. Embedding and output head are cut by the words of the vocabulary, whatever the plan says.
+A plan gives each layer a style: "columns" computes some of a layer's outputs on each card, and
+"rows" takes some of its inputs and adds the cards' results up. The two follow each other, so that
+no card needs another one between them. transformers has a plan for many models; for Bloom and GPT-2
+the plan is ours. Embedding and output head are cut by the words of the vocabulary, whatever the
+plan says.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _OURS: dict[str, dict[str, Style]] = {
         "h.*.mlp.c_proj": "rows",
     },
 }
-"""By model type, where transformers has no plan. Bloom's queries, keys and values lie by heads."""
+"""Our plans by model type, where transformers has none. Bloom's queries, keys and values lie head
+by head, so that they can be cut like any layer."""
 
 _STYLES: dict[str, Style | None] = {
     "colwise": "columns",
@@ -40,7 +42,7 @@ _STYLES: dict[str, Style | None] = {
     "replicate": None,
     "replicated_with_grad_allreduce": None,
 }
-"""The names of styles in transformers' plans, 4.49 to 5.23, that are done here."""
+"""Our styles by their names in the plans of transformers, 4.49 to 5.23."""
 
 _FAMILIES = (
     "gemma",
@@ -57,47 +59,47 @@ _FAMILIES = (
     "smollm3",
     "starcoder2",
 )
-"""Model types of transformers to name in a message, as far as the installed one has their plan."""
+"""The model types that a message names, as far as the installed transformers has their plans."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a weight lies on several cards, cut along one of its dims."""
+    """Says how a weight is cut along one of its dims for several cards."""
 
     stored: tuple[int, ...]
-    """Its shape in the model's file."""
+    """The shape of the weight in the model's file."""
     shape: tuple[int, ...]
-    """The same numbers in the same order with a dim that can be cut."""
+    """A view of the same numbers, with a dim that can be cut."""
     dim: int
-    """That dim of `shape`."""
+    """The dim of `shape` that is cut."""
 
     def span(self, num_cards: int, rank: int) -> tuple[int, int]:
-        """Returns where the part of a card begins, and its length; the last ones may have less."""
+        """Returns where a card's part begins, and its length; the last cards may have less."""
         whole = self.shape[self.dim]
         most = math.ceil(whole / num_cards)
         start = min(rank * most, whole)
         return start, min(most, whole - start)
 
     def part(self, whole: Tensor, num_cards: int, rank: int) -> Tensor:
-        """Returns the part of a card: a view of `whole`, which has the shape `stored`."""
+        """Returns a card's part, which is a view of `whole`; that has the shape `stored`."""
         return whole.view(self.shape).narrow(self.dim, *self.span(num_cards, rank))
 
     def part_shape(self, num_cards: int, rank: int) -> tuple[int, ...]:
-        """Returns the shape of the part of a card."""
+        """Returns the shape of a card's part."""
         shape = list(self.shape)
         shape[self.dim] = self.span(num_cards, rank)[1]
         return tuple(shape)
 
 
 def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]]]:
-    """Returns the layers of which each card has a part: their style, and how their weights are cut.
+    """Returns the style of each layer that is cut up, and how its weights are cut.
 
     Args:
         model: A model of transformers, on any device; "meta" will do.
-        num_cards: How many.
+        num_cards: The number of cards.
 
     Returns:
-        By the name of the layer; the layouts by the name of the weight in it.
+        Style and layouts by the name of the layer; the layouts by the name of the weight in it.
 
     Raises:
         ValueError: There is no plan for the model, it has a style that is not known here, heads or
@@ -114,7 +116,7 @@ def plan(model: Any, num_cards: int) -> dict[str, tuple[Style, dict[str, Layout]
 
 
 def _styles(model: Any) -> dict[str, Style]:
-    """Returns the styles of layers by their names, vocabulary included."""
+    """Returns the styles of layers by name, with embedding and output head."""
     base = getattr(model, "base_model", model)
     names = {id(module): name for name, module in model.named_modules()}
     prefix = f"{names[id(base)]}." if base is not model else ""
@@ -197,7 +199,7 @@ def _check_width(name: str, layout: Layout, num_cards: int) -> None:
 
 
 def _check_words(name: str, layout: Layout, num_cards: int) -> None:
-    # A card may have fewer words than others, and not none.
+    # A card may have fewer words than others, but must have some.
     if layout.span(num_cards, num_cards - 1)[1] == 0:
         raise ValueError(
             f"{name} has {layout.shape[0]} words, which are too few for {num_cards} cards. Take "
@@ -206,7 +208,7 @@ def _check_words(name: str, layout: Layout, num_cards: int) -> None:
 
 
 def _layouts(layer: nn.Module, style: Style, name: str) -> dict[str, Layout]:
-    """Returns how the weights of a layer are cut; those that stay whole are not in it."""
+    """Returns how the weights of a layer are cut, without those that stay whole."""
     if style in ("vocabulary", "head"):
         _check_kind(layer, nn.Embedding if style == "vocabulary" else nn.Linear, name)
         is_transposed = False
@@ -227,7 +229,7 @@ def _layouts(layer: nn.Module, style: Style, name: str) -> dict[str, Layout]:
 
 
 def _fused(shape: tuple[int, ...], dim: int, parts: int) -> Layout:
-    """Returns several layers behind each other along `dim`, of which a card has a part of each."""
+    """Returns the layout of several layers in a row along `dim`, each of which is cut by itself."""
     if parts == 1:
         return Layout(shape, shape, dim)
     return Layout(shape, (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :]), dim + 1)

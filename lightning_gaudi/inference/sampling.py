@@ -1,7 +1,7 @@
-"""The next token, drawn on the device from logits: the same for a row in any batch.
+"""Draws the next token on the device from logits, the same one for a row in any batch.
 
-Each row has a uniform number for each of its tokens, drawn on the CPU from the row's seed, and the
-device looks up which token's share of the probability it falls into.
+Each row has a uniform random number for each of its tokens, drawn on the CPU from the row's seed.
+The device finds the token into whose share of the probability that number falls.
 
 B rows, N new tokens, V vocabulary.
 """
@@ -17,19 +17,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; what each setting means is as in transformers.
+    """Says how tokens are drawn; the settings mean what they mean in transformers.
 
     Raises:
-        ValueError: A value is none of those below.
+        ValueError: A value is out of its range.
     """
 
     temperature: float = 1.0
     """Divides the logits; more than 0. For the likeliest token each time leave sampling out."""
     top_k: int | None = None
-    """Only the k likeliest tokens, and those as likely as the last of them; None for all."""
+    """Keeps only the k likeliest tokens, and any as likely as the last of them; None keeps all."""
     top_p: float | None = None
-    """Only the likeliest tokens, as few as have this probability together, and those as likely as
-    the last of them; more than 0 and at most 1, None for all. After `top_k`."""
+    """Keeps only the likeliest tokens, as few as have this probability together, and those as
+    likely as the last of them. It is more than 0 and at most 1; None keeps all. `top_k` comes
+    first."""
 
     def __post_init__(self) -> None:
         """Checks the values."""
@@ -51,7 +52,7 @@ class Sampling:
 def draw_noise(seeds: Sequence[int], num_tokens: int) -> Tensor:
     """Draws [B, N] uniform float32 numbers on the CPU, each row by a generator of its own.
 
-    The first of a row are the same, however many are drawn.
+    The first numbers of a row are the same, however many are drawn.
     """
     rows = []
     for seed in seeds:
@@ -83,11 +84,12 @@ def sample(
     probabilities = kept_probabilities(logits, temperature, top_p, top_k)
     tokens = torch.arange(logits.shape[-1], device=logits.device)
     shares = probabilities.cumsum(-1)
-    # In the order of the vocabulary: sorted, two tokens that are as good as equally likely could
-    # change places with a batch's last digits.
+    # In the order of the vocabulary. If they were sorted, two tokens with almost the same
+    # probability could change places, since the last digits depend on the batch.
     is_beyond = (shares > noise * shares[:, -1:]) & (probabilities > 0)
     first = tokens.where(is_beyond, logits.shape[-1]).amin(-1)
-    # A scan in parallel need not ascend in its last digits: never beyond the last token there is.
+    # A parallel scan need not ascend in its last digits, so the result is kept within the tokens
+    # that have a probability.
     last = tokens.where(probabilities > 0, 0).amax(-1)
     return torch.minimum(first, last)
 
@@ -104,7 +106,7 @@ def kept_probabilities(
     if top_p is None:
         return probabilities
     ordered = probabilities.sort(dim=-1, descending=True).values
-    # Those that come before do not have the probability yet: the first of all is always kept.
+    # A token is kept if those before it do not have the probability yet. So the first always is.
     is_kept = ordered.cumsum(-1) - ordered < top_p
     weakest = ordered.where(is_kept, 1.0).amin(-1, keepdim=True)
     return probabilities.masked_fill(probabilities < weakest, 0.0)

@@ -1,7 +1,7 @@
-"""A model in parts on several cards, each of which computes a part of every layer.
+"""Cuts a model up for several cards, each of which computes a part of every layer.
 
-What a token costs in collectives: two all-reduces a layer, one for the embedding, and one
-all-gather for the logits.
+A token costs two all-reduces for each layer, one for the embedding, and one all-gather for the
+logits.
 
 B batch, H heads, S keys.
 """
@@ -24,15 +24,15 @@ from .plans import plan
 
 
 def parallelize(model: Any, mesh: DeviceMesh) -> None:
-    """Cuts a model up for the cards of a mesh, in place; its weights no longer want gradients.
+    """Cuts a model up for the cards of a mesh, in place; its weights no longer need gradients.
 
     Every rank gets the whole logits. A token costs 2 x layers + 1 all-reduces and 1 all-gather.
 
     Args:
         model: A decoder-only model of transformers, best on meta and loaded afterwards with
-            `load_weights`; of weights that are there each card keeps its part.
-        mesh: Of one axis, such as `self.device_mesh["tensor_parallel"]` of a LightningModule
-            under `ModelParallelStrategy`.
+            `load_weights`. If it has its weights already, each card keeps its part of them.
+        mesh: A mesh of one axis, such as `self.device_mesh["tensor_parallel"]` of a
+            LightningModule under `ModelParallelStrategy`.
 
     Raises:
         ValueError: The mesh has several axes, there is no plan for the model, or its heads or a
@@ -44,7 +44,7 @@ def parallelize(model: Any, mesh: DeviceMesh) -> None:
             f"parallelize takes a mesh of one axis, and this one has {mesh.ndim}: "
             f"{', '.join(map(str, axes))}. Pass one of them, as mesh['tensor_parallel']."
         )
-    model.tie_weights()  # transformers 5.0 has not, on meta
+    model.tie_weights()  # transformers 5.0 does not do so on meta
     found = plan(model, mesh.size())
     _refuse(model)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -57,13 +57,13 @@ def parallelize(model: Any, mesh: DeviceMesh) -> None:
 
 
 def num_cards(model: nn.Module) -> int:
-    """Returns the cards that a model is in parts on; 1 if it is whole."""
+    """Returns the number of cards that a model is cut up for; 1 if it is whole."""
     parts = [each.mesh.size() for each in model.modules() if isinstance(each, Part)]
     return parts[0] if parts else 1
 
 
 def cache_config(model: nn.Module) -> Any:
-    """Returns the configuration that a cache for this card's keys and values is made of."""
+    """Returns a configuration with which a cache holds the keys and values of this card."""
     config: Any = model.config
     if num_cards(model) == 1:
         return config
@@ -74,13 +74,13 @@ def cache_config(model: nn.Module) -> Any:
 
 
 def check_capture(model: nn.Module) -> None:
-    """Makes sure that a graph can be captured of a model, which may be in parts.
+    """Refuses to capture a graph of a model that is cut up, if collectives would end the graph.
 
-    Call it in lazy mode, before the first capture: on a card the variable must be there when the
-    vendor's package is loaded.
+    Call it in lazy mode, before the first capture. On a card, the vendor's package reads the
+    variable when it is loaded.
 
     Raises:
-        ValueError: It is in parts, and collectives would end the graph.
+        ValueError: The model is cut up, and collectives would end the graph.
     """
     if num_cards(model) > 1 and not vendor.has_lazy_collectives():
         raise ValueError(
@@ -121,7 +121,8 @@ def _finish_bloom(model: Any, mesh: DeviceMesh) -> None:
     base = model.base_model
     for block in base.h:
         block.self_attention.num_heads //= mesh.size()
-    # The slopes are those of all heads: others for another number, if that is no power of two.
+    # The slopes are computed for all heads, and then cut: they depend on the number of heads, if
+    # that is no power of two.
     base.build_alibi_tensor = partial(_alibi_part, base.build_alibi_tensor, mesh)
     if hasattr(sys.modules[type(base).__module__], "_get_alibi_slopes"):
         base.register_forward_pre_hook(_with_mask, with_kwargs=True)
@@ -130,7 +131,7 @@ def _finish_bloom(model: Any, mesh: DeviceMesh) -> None:
 def _alibi_part(
     build: Any, mesh: DeviceMesh, attention_mask: Tensor, num_heads: int, dtype: torch.dtype
 ) -> Tensor:
-    """(B * H / N, 1, S): the ALiBi of this card's heads."""
+    """Returns (B * H / N, 1, S), the ALiBi of this card's heads."""
     alibi: Tensor = build(attention_mask, num_heads, dtype=dtype)
     local = num_heads // mesh.size()
     start = mesh.get_local_rank() * local
@@ -141,13 +142,13 @@ def _alibi_part(
 def _with_mask(
     base: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Adds a mask, without which transformers from 5.23 on makes ALiBi for all heads."""
+    """Adds a mask, since without one transformers from 5.23 on makes ALiBi for all heads itself."""
     if len(args) > 2 or kwargs.get("attention_mask") is not None:
         return args, kwargs
     given = [*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
     tokens = next(each for each in given if each is not None)
     batch_size, num_keys = tokens.shape[:2]
-    # Its name is "cache" from 5.24 on.
+    # The argument is named "cache" from transformers 5.24 on.
     cache = args[1] if len(args) > 1 else kwargs.get("cache", kwargs.get("past_key_values"))
     if cache is not None:
         num_keys = cache.get_mask_sizes(num_keys, 0)[0]
@@ -156,4 +157,4 @@ def _with_mask(
 
 
 _FINISH = {"bloom": _finish_bloom, "gpt2": _finish_gpt2}
-"""What else of a model knows how many heads there are."""
+"""Functions by model type that set the number of heads where a model keeps it beside its layers."""
