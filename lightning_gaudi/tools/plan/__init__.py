@@ -1,4 +1,4 @@
-"""What a program will take of a card, measured before there is one."""
+"""Measures what a program will take of a card before there is a card."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .plan import PlanError as PlanError, Planned as Planned, plan_module as plan_module
     from .request import Request as Request
 else:
-    # The program that rehearses imports this package in the middle of `import torch`.
+    # Lazy, since a program that rehearses imports this package in the middle of `import torch`.
     __getattr__, __dir__, __all__ = mirror.lazy_names(
         __name__,
         {

@@ -1,9 +1,10 @@
-"""Batches of any size, of the samples that a loader has.
+"""Makes batches of any size from the samples that a loader has.
 
-On a dry card the shapes of a batch count, and the values of what is small, or of integers: labels,
-lengths, masks. So rows are those of the loader again and again, and large rows of other types are
-left as zeros, which take no memory. A batch whose tensors do not all have a row a sample (a graph's
-nodes, as many boxes as a picture has) is put together anew by the loader's own `collate_fn`.
+On a dry card only shapes count, and the values of small tensors and of integers: labels, lengths,
+masks. So the rows of the loader come again and again, and large rows of other types are left as
+zeros, which take no memory. Some batches do not have a row for each sample in all of their tensors,
+such as the nodes of graphs or the boxes of pictures. These are put together anew by the loader's
+own `collate_fn`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch.utils.data import DataLoader
 
 
 def size_of(batch: Any, of_loader: int | None = None) -> int:
-    """Counts a batch's samples: the first dim of most of its tensors; 0 if it tells nothing.
+    """Returns the number of a batch's samples; 0 if the batch does not tell.
 
-    Where it has no tensor, that is the length of most of its lists. If its loader says how many it
-    gives, and some tensor or list has so many, that is the number.
+    It is the first dim of most tensors or, without tensors, the length of most lists. If the loader
+    says how many samples it gives, and some tensor or list has so many, it is that number.
     """
     if of_loader is not None and of_loader in (*_first_dims(batch), *_lengths(batch)):
         return of_loader
@@ -47,7 +48,7 @@ def _first_dims(batch: Any) -> list[int]:
 
 
 def _lengths(value: Any) -> Iterator[int]:
-    """Yields lengths of the innermost lists: torch's collate makes a list of columns of texts."""
+    """Yields the lengths of the innermost lists, since torch collates texts to lists of columns."""
     parts = _parts(value)
     if type(value) in (list, tuple) and not any(isinstance(each, _CONTAINERS) for each in parts):
         yield len(parts)
@@ -57,7 +58,7 @@ def _lengths(value: Any) -> Iterator[int]:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """Returns what a batch may have its tensors in; transformers has mappings of its own."""
+    """Returns the parts of a container of tensors; transformers has mappings of its own."""
     if isinstance(value, Mapping):
         return [*value.values()]
     if is_dataclass(value) and not isinstance(value, type):
@@ -68,44 +69,44 @@ def _parts(value: Any) -> Sequence[Any]:
 _CONTAINERS = (Mapping, list, tuple)
 
 LOOKED_AT = 64
-"""Batches of a loader, of which the one with most elements is planned with: where they come in
-buckets of lengths, the first is seldom the largest."""
+"""The number of first batches of a loader that are looked at. The one with most elements is used,
+since the first is seldom the largest where batches come in buckets of lengths."""
 _LOOK_S = 5.0
-"""For how long at most: a loader may be slow."""
+"""The most seconds to look at batches, since a loader may be slow."""
 NUM_STEPS = 3
-"""Of the optimizer, or batches where nothing is trained, that a rehearsal takes."""
+"""The number of optimizer steps of a rehearsal, or of batches where nothing is trained."""
 _EVALUATE_S = 2.0
-"""For how long at most an evaluation goes on behind them: one may write long texts."""
+"""The most seconds that an evaluation goes on after the steps, since it may write long texts."""
 
 
 _MAX_OTHERS = 7
-"""Shapes beside the largest batch's that come, too: more are no buckets."""
+"""The most other shapes that come beside the largest; with more, they are not buckets."""
 
 
 class _Looked(NamedTuple):
-    """What was found in a loader."""
+    """Holds what was found in a loader."""
 
     largest: Any
-    """None of one that has no batch."""
+    """The largest batch; None if the loader has no batch."""
     fullest: Any
-    """Of the same number of samples that with the least padding, where there is another one."""
+    """The batch of that size with the least padding, if it is another one."""
     before: list[Any]
-    """A batch of each other shape that the loader has before a largest one, in its order."""
+    """A batch of each other shape that comes before the largest one, in the loader's order."""
     behind: list[Any]
-    """Of those that come behind the last largest one."""
+    """A batch of each other shape that comes after the last largest one."""
 
 
 class Repeated:
     """A loader whose largest batch comes again and again, as it is or in another size.
 
     Args:
-        loader: What it has, this one has.
-        batch_size: Of all batches; None for that of the largest.
-        limit: The Trainer's, of an evaluation's batches, a number or a share: so many come, for
-            what is gathered of them takes memory; None where as many come as are asked for.
-        has_others: Whether a batch of each other shape comes, too, before the largest or behind it
-            as in the loader: what runs without gradients may keep something for each from then on,
-            as `TextGenerator` does its caches and graphs.
+        loader: The program's loader, whose attributes this one has, too.
+        batch_size: The size of all batches; None for that of the largest one.
+        limit: The Trainer's limit of an evaluation's batches, a number or a share. So many come,
+            since results that are gathered take memory; None gives as many as are asked for.
+        has_others: Whether a batch of each other shape comes, too, in the loader's order. Code
+            without gradients may keep something for each shape, as `TextGenerator` keeps caches
+            and graphs.
         least: So many of an evaluation's largest batches come, however long they take.
     """
 
@@ -129,7 +130,7 @@ class Repeated:
         self._looked_at: _Looked | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy that has not got it yet
+        if name == "_loader":  # asked by `copy` before it has set any attribute
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -137,14 +138,15 @@ class Repeated:
         limit = self._limit
         if limit is None:
             return 2**20
-        wanted = self._num_wanted(limit)  # of a share the Trainer takes so many
+        # The Trainer multiplies this number by its limit if that is a share.
+        wanted = self._num_wanted(limit)
         return math.ceil(wanted / limit) if isinstance(limit, float) else wanted
 
     def _num_wanted(self, limit: float) -> int:
-        """Returns how many batches an evaluation takes."""
+        """Returns the number of batches that an evaluation takes."""
         try:
             num_batches: float = len(self._loader)
-        except (TypeError, NotImplementedError):  # of one without an end
+        except (TypeError, NotImplementedError):  # raised if the loader has no end
             num_batches = LOOKED_AT
         if self._batch_size is not None:
             num_batches *= self._size_of(self._look().largest) / self._batch_size
@@ -153,12 +155,12 @@ class Repeated:
 
     @property
     def num_before(self) -> int:
-        """Batches that come before the largest one."""
+        """The number of batches that come before the largest one."""
         return len(self._look().before)
 
     @property
     def num_others(self) -> int:
-        """Batches of other shapes, before the largest and behind it."""
+        """The number of batches of other shapes, before the largest and after it."""
         return len(self._look().before) + len(self._look().behind)
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,13 +177,13 @@ class Repeated:
         for number in range(num_largest):
             if self._limit is not None and number >= self._least and time.monotonic() > end:
                 break
-            # Each its own: hooks change them in place. The second step has all that the others
-            # have, and is not the one that is looked into.
+            # Made anew each time, since hooks change batches in place. The second step has all that
+            # the others have, and is not the one that is measured.
             yield self._sized(batches[number % NUM_STEPS == 1])
         yield from map(self._sized, found.behind)
 
     def _look(self) -> _Looked:
-        """Looks at the first batches: one of each shape to come, where that is wanted."""
+        """Looks at the first batches, and keeps one of each shape if others are wanted, too."""
         if self._looked_at is None:
             first: dict[Any, tuple[int, Any, int]] = {}
             last: dict[Any, int] = {}
@@ -195,7 +197,7 @@ class Repeated:
                     fullest[size] = (num_full, batch)
                 last[shape] = number
                 if len(first) > self._num_shapes:
-                    # The last of those that are as small: the first of the largest stays.
+                    # Drops the last one of the smallest, so that the first of the largest stays.
                     sizes = {each: _num_elements(first[each][1]) for each in reversed(first)}
                     del first[min(sizes, key=lambda each: sizes[each])]
             largest = max(first, key=lambda each: _num_elements(first[each][1]), default=None)
@@ -232,27 +234,27 @@ class Repeated:
 
 
 def batch_size_of(loader: Any) -> int | None:
-    """Returns how many samples a loader says that its batches have; None if it says nothing."""
+    """Returns the batch size that a loader declares; None if it declares none."""
     found = getattr(loader, "batch_size", None)
     return found if isinstance(found, int) else None
 
 
 def _has_rows(batch: Any, size: int) -> bool:
-    """Returns whether each of its tensors has a row a sample, and each list without one an item."""
+    """Returns whether each tensor has a row a sample, and each list without tensors an item."""
     dims = _first_dims(batch)
     return all(each == size for each in (dims or _lengths(batch)))
 
 
 def _collating(loader: Any) -> Callable[[int], Any] | None:
-    """Returns what makes a batch of any size of a loader's samples; None if it has none to give.
+    """Returns a function that makes a batch of any size; None if the loader gives no samples.
 
-    The samples are those of the batch with most elements among the first of it.
+    The samples are those of the largest of the first batches.
     """
     loader = getattr(loader, "loader", loader)
     if not isinstance(loader, DataLoader) or loader.collate_fn is None:
         return None
     if loader.batch_size is None and loader.batch_sampler is None:
-        return None  # its data set gives whole batches
+        return None  # the data set gives whole batches
     end = time.monotonic() + _LOOK_S
     most, samples = -1, list[Any]()
     for found in islice(_samples(loader), LOOKED_AT):
@@ -279,7 +281,7 @@ def _samples(loader: DataLoader[Any]) -> Iterator[list[Any]]:
 
 
 def _shapes(batch: Any, size: int | None, before: int) -> tuple[Any, ...]:
-    """Returns the shapes of its tensors for so many samples; None stands for as many as it has."""
+    """Returns the shapes of a batch's tensors for so many samples; None keeps its own number."""
     return tuple(
         (size or before, *each.shape[1:]) if each.dim() and each.shape[0] == before else each.shape
         for each in _tensors(batch)
@@ -291,19 +293,19 @@ def _num_elements(batch: Any) -> int:
 
 
 def _num_full(batch: Any) -> int:
-    """Counts what is not zero of its integers and booleans, as padding is in ids and masks."""
+    """Returns how many integers and booleans are not zero, as padding is in ids and masks."""
     whole = (each for each in _tensors(batch) if not each.is_floating_point())
     return sum(int(each.count_nonzero()) for each in whole)
 
 
 _MOST_BYTES = 2**24
-"""Of integers and booleans that a dry card has the values of."""
+"""The largest tensor of integers or booleans of which a dry card has the values."""
 _MOST_FLOAT_BYTES = 2**20
-"""Of all else; see the simulator's `runtime/dry.h`."""
+"""The same for all other types; see the simulator's `runtime/dry.h`."""
 
 
 def _resized(batch: Any, before: int, size: int) -> Any:
-    """Gives a batch of its samples, again and again: rows of tensors, and items of plain lists."""
+    """Returns a batch of another size, in which rows of tensors and items of lists are repeated."""
 
     def resize(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -320,7 +322,7 @@ def _resized(batch: Any, before: int, size: int) -> Any:
             return type(value)(dict(zip(value, resized, strict=True)))  # type: ignore[call-arg]
         if is_list:
             return type(value)(resized)
-        if isinstance(value, (list, tuple)):  # of a type of its own, as a rule a named tuple
+        if isinstance(value, (list, tuple)):  # a subclass, mostly a named tuple
             return type(value)(*resized)
         names = [field.name for field in fields(value)]
         return replace(value, **dict(zip(names, resized, strict=True)))
@@ -329,7 +331,7 @@ def _resized(batch: Any, before: int, size: int) -> Any:
 
 
 def _rows(value: Tensor, before: int, size: int) -> Tensor:
-    """Gives rows of a tensor, in memory of their own: hooks change batches in place."""
+    """Returns rows of a tensor in memory of their own, since hooks change batches in place."""
     if size == before:
         return value.clone()
     shape = (size, *value.shape[1:])
@@ -338,6 +340,6 @@ def _rows(value: Tensor, before: int, size: int) -> Tensor:
     num_bytes = math.prod(shape) * value.element_size()
     if num_bytes <= most or not value.is_contiguous() or value.device.type != "cpu":
         return value[torch.arange(size, device=value.device) % before]
-    # The system gives zeros, and takes memory for what is written.
+    # The system gives zeros, and takes memory only for what is written.
     zeros = torch.from_numpy(numpy.zeros(num_bytes, dtype=numpy.uint8))
     return zeros.view(value.dtype).view(shape)

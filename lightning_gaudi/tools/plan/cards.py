@@ -1,4 +1,4 @@
-"""The cards that a plan is made for: what they hold, compute and move at most."""
+"""Lists the cards that a plan is made for: what they hold, compute and move at most."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning_gaudi.simulator.settings import MAX_CARDS
 
 _GIB = 2**30
 KEPT_SHARE = 0.1
-"""Of a Gaudi's memory, what is kept free by default.
+"""The share of a Gaudi's memory that is kept free by default.
 
-A graph has a workspace for what it computes on the way. Its size is known when the vendor's
-compiler has made the graph, and nobody publishes it. The allocator also gives a free chunk that is
-up to this share larger than what is asked for without splitting it.
+A graph has a workspace for intermediate results. Its size is known only when the vendor's compiler
+has made the graph, and nobody publishes it. Also, the allocator gives a free chunk without
+splitting it if it is larger than the request by no more than this share.
 Source: Gaudi PyTorch bridge 1.19.0, backend/synapse_helpers/pool_allocator/
 CoalescedStringentPoolAllocator.cpp (DEFRAGMENT_TH). vLLM for Gaudi leaves a tenth of the memory
 unused by default, too (gpu_memory_utilization=0.9; docs, "Performance tuning").
@@ -25,28 +25,28 @@ unused by default, too (gpu_memory_utilization=0.9; docs, "Performance tuning").
 
 @dataclass(frozen=True)
 class Card:
-    """A card, by what its vendor publishes."""
+    """Describes a card by what its vendor publishes."""
 
     key: str
     title: str
     memory_bytes: int
-    """What a program can have: a little less than what is on the box, where that is known."""
+    """The memory that a program can have, which is a little less than the nominal memory."""
     bandwidth: float
-    """Of the device memory, in bytes a second."""
+    """The bandwidth of the device memory, in bytes a second."""
     bf16_flops: float
-    """Of products of matrices, in FLOP/s."""
+    """The peak of products of matrices in bfloat16, in FLOP/s."""
     link_bandwidth: float | None
-    """What a card sends to the others of its server and gets from them, in bytes a second."""
+    """The bytes a second that a card sends to the others of its server and receives, together."""
     has_fused_attention: bool = True
-    """Whether attention is one kernel there; where it is not, its scores are in memory."""
+    """Whether attention is one kernel; otherwise its scores are in memory."""
     measured: str = ""
-    """The file of measurements that memory and speeds are from, as far as it has them."""
+    """The file of measurements from which memory and speeds are, as far as it has them."""
     kept_bytes: int = 0
-    """What a plan leaves free for what nothing here can count: the workspace of graphs."""
+    """The memory that a plan leaves free for the workspace of graphs, which it cannot count."""
 
     @property
     def budget_bytes(self) -> int:
-        """What may hold what a plan counts."""
+        """The memory that is left for what a plan counts."""
         return self.memory_bytes - self.kept_bytes
 
 
@@ -72,7 +72,7 @@ CARDS = {
         Card("h100", "H100 80GB", int(79.1 * _GIB), 3.35e12, 989e12, 0.9e12),
     )
 }
-"""By key.
+"""The cards by key.
 
 Source: `lightning_gaudi.hardware`; NVIDIA, "A100 Tensor Core GPU" and "H100 Tensor Core GPU" data
 sheets (SXM), and what torch reports of their memory.
@@ -80,11 +80,11 @@ sheets (SXM), and what torch reports of their memory.
 
 
 def as_measured(cards: Sequence[Card], measured: MeasuredCard | None) -> list[Card]:
-    """Gives the cards with what was measured of one of them: its memory, and on a Gaudi its speeds.
+    """Returns the cards with the memory and speeds that were measured of one of them.
 
     Args:
         cards: The cards.
-        measured: What `lightning-gaudi verify` has found; None for nothing.
+        measured: The measurements of `lightning-gaudi verify`; None for none.
     """
     if measured is None:
         return [*cards]
@@ -105,10 +105,14 @@ def _measured(card: Card, measured: MeasuredCard) -> Card:
 
 
 def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:
-    """Gives the cards with another amount of memory kept free on each Gaudi; None for the default.
+    """Returns the cards with another amount of memory kept free on each Gaudi.
+
+    Args:
+        cards: The cards.
+        kept_gib: The amount in GiB; None for the default.
 
     Raises:
-        ValueError: It is negative, or leaves nothing of one of them.
+        ValueError: It is negative, or leaves nothing of a card.
     """
     if kept_gib is None:
         return [*cards]
@@ -124,10 +128,10 @@ def with_kept(cards: Sequence[Card], kept_gib: float | None) -> list[Card]:
 
 
 def find_cards(names: str) -> list[Card]:
-    """Returns the cards of names with commas; all where there are none.
+    """Returns the cards that a text names, with commas between them; all cards for an empty text.
 
     Raises:
-        ValueError: There is no such card; names the nearest.
+        ValueError: There is no such card; the message names the nearest.
     """
     found = []
     for name in filter(None, (each.strip() for each in names.split(","))):

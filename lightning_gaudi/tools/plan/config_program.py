@@ -1,4 +1,4 @@
-"""The program that has a LightningCLI run what a configuration names; see `command_line.plan`."""
+"""Runs what the configuration of a LightningCLI names, as a program; see `command_line.plan`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _COMMANDS = ("fit", "validate", "test", "predict")
 
 
 def main(path: Path, more: Sequence[str] = ()) -> None:
-    """Runs the command of a LightningCLI's configuration, or fits where it has none.
+    """Runs the command of a LightningCLI's configuration, or `fit` if it names none.
 
     Args:
         path: The configuration.
-        more: Settings in place of those that it has.
+        more: Settings that override those of the configuration.
 
     Raises:
-        SystemExit: It does not say what its model is; the message says what to do.
+        SystemExit: It does not name its model; the message says what to do.
     """
     text = path.read_text("utf-8", errors="replace")  # the LightningCLI says what is no UTF-8
     given = _read(text)
@@ -41,7 +41,7 @@ def main(path: Path, more: Sequence[str] = ()) -> None:
 
 
 def _read(text: str) -> dict[str, Any]:
-    """Returns what it has; nothing where the LightningCLI will say that it cannot be read."""
+    """Returns the settings of a text; none if it is damaged, which the LightningCLI will report."""
     try:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""What a program rehearses: a few steps on a dry card for each batch size, in forks, then it ends.
+"""Rehearses a program: a few steps on a dry card for each batch size, each in a fork, then it ends.
 
-A fork of the program has a card of its own. `trainer` has a Trainer run in them, and `fabric` and
-`plain` the loops that a program has written itself.
+Each fork of the program has a card of its own. `trainer` runs a Trainer in the forks, and `fabric`
+and `plain` run loops that a program has written itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from lightning_gaudi.tools.plan.search import Need, largest_within
 from lightning_gaudi.tools.plan.writes import write_apart
 
 _LEAST_SEARCH_S, _MOST_SEARCH_S = 10.0, 300.0
-"""For how long the largest batch is looked for: four times as long as the program's own took, but
-not shorter or longer. What is measured then is measured to its end."""
+"""The least and most seconds to look for the largest batch.
+
+Between them, the search takes four times as long as the program's own batch did. A measurement that
+has begun is finished."""
 
 _LEAST_SIZE_S = 5.0
-"""For how long one size is measured at least, or twice as long as the program's own took."""
+"""The least seconds that one size may take; otherwise twice as long as the program's own did."""
 
 _NO_LOADER = (
     "Its batches come from no torch DataLoader, so that no other size was tried. Give it a "
@@ -41,17 +43,17 @@ _NO_LOADER = (
 
 
 class Played(NamedTuple):
-    """What a fork is to find out."""
+    """Says what a fork has to find out."""
 
     teller: Teller
     make_watch: Callable[[Run], Watch]
     batch_size: int | None
-    """Of all batches; None for the program's own."""
+    """The size of all batches; None for the program's own."""
 
 
 _is_playing = False
 _card = ""
-"""The card that forks take; empty for the one that is simulated."""
+"""The key of the card that forks take; empty for the one that is simulated."""
 _offered: tuple[Played, Callable[[], None]] | None = None
 
 
@@ -61,18 +63,18 @@ def is_playing() -> bool:
 
 
 def offer(played: Played, give_up: Callable[[], None]) -> None:
-    """Lets a rehearsal of Lightning's take the place of one that has begun without it.
+    """Lets a rehearsal of Lightning take the place of one of a plain loop that has begun.
 
     Args:
-        played: What it is to find out.
-        give_up: Ends the first one.
+        played: What the rehearsal has to find out.
+        give_up: Ends the rehearsal of the plain loop.
     """
     global _offered
     _offered = played, give_up
 
 
 def taken_over() -> Played | None:
-    """Returns what this process plays already, if it does, for another rehearsal to go on with."""
+    """Returns what this process already rehearses, for another rehearsal to go on with; or None."""
     global _offered
     if _offered is None:
         return None
@@ -82,9 +84,9 @@ def taken_over() -> Played | None:
 
 
 def settings(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a Trainer or Fabric that a request asks for, beside those given.
+    """Returns the arguments of a Trainer or Fabric: those given, with those that a request sets.
 
-    This process becomes the first of as many ranks as are asked for, or as the program wants.
+    This process becomes the first of as many ranks as the request or the program asks for.
     """
     asked = {"strategy": request.strategy, "precision": request.precision}
     found = {name: value for name, value in asked.items() if value is not None}
@@ -97,7 +99,7 @@ def settings(request: Request, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _num_cards_of(devices: Any, strategy: Any, num_nodes: int) -> int:
-    """Returns on how many cards of a node a program runs; of any number, one."""
+    """Returns the number of cards of a node on which a program runs; one if it does not say."""
     if isinstance(devices, str) and devices.strip().lstrip("-").isdigit():
         devices = int(devices)
     if isinstance(devices, int) and devices > 0:
@@ -114,7 +116,7 @@ def _num_cards_of(devices: Any, strategy: Any, num_nodes: int) -> int:
 
 
 def _play_first_rank(world_size: int, num_cards: int) -> None:
-    """Makes this process the first of so many ranks, as many of which are of its node."""
+    """Makes this process the first of `world_size` ranks, `num_cards` of which are on its node."""
     for name in first_rank(2, 2):
         os.environ.pop(name, None)
     os.environ.update(first_rank(world_size, num_cards))
@@ -125,15 +127,15 @@ def measure(
     start: Callable[[Callable[[Run], Watch], int | None], Fork],
     published: PublishedRun | None,
 ) -> NoReturn:
-    """Measures all that a request asks, and ends the program.
+    """Measures all that a request asks for, and ends the program.
 
     Args:
         request: What to rehearse.
-        start: Begins a fork with a watch, in batches of a size or, if that is None, as they are.
-        published: What the program tells of a published run.
+        start: Starts a fork with a watch and a batch size; None for the program's own.
+        published: The published run that the program declares.
 
     Raises:
-        SystemExit: When all is measured.
+        SystemExit: All is measured.
     """
     reason, most_s, slow = "", _LEAST_SIZE_S, math.inf
 
@@ -160,7 +162,7 @@ def measure(
         return found
 
     def measured(budgets: Sequence[int]) -> Rehearsed:
-        """Measures the program's own batch, then looks for the largest of each budget."""
+        """Measures the program's own batch, and then looks for the largest within each budget."""
         begun = time.monotonic()
         thorough = partial(MemoryWatch, is_thorough=True)
         counting, measuring = (start(each, request.batch_size) for each in (Counts, thorough))
@@ -197,7 +199,7 @@ def measure(
         first = measured(request.budgets)
         unfused = next(filter(None, request.unfused), "")
         if first.has_fused_attention and unfused:
-            _card, reason = unfused, ""  # of the forks from now on
+            _card, reason = unfused, ""  # the forks take this card from now on
             _write(request, {"on": unfused})
             pairs = zip(request.budgets, request.unfused, strict=True)
             measured([budget for budget, key in pairs if key])
@@ -208,7 +210,7 @@ def measure(
 
 
 def read_request() -> Request:
-    """Returns what the environment asks this program to rehearse."""
+    """Returns the request that the environment names."""
     return Request.load(Path(os.environ[VARIABLE]))
 
 
@@ -221,7 +223,7 @@ def refuse(error: str) -> NoReturn:
     """Ends a program that cannot be rehearsed.
 
     Args:
-        error: Why.
+        error: The reason.
 
     Raises:
         SystemExit: Always.
@@ -231,10 +233,10 @@ def refuse(error: str) -> NoReturn:
 
 
 def begin_fork(family: Family | None = None) -> None:
-    """Gives this process, a fork, a card of its own, beside ranks that are not there.
+    """Gives this forked process a card of its own, in a group whose other ranks do not exist.
 
     Args:
-        family: Of the Trainer or Fabric, if there is one.
+        family: The family of the Trainer or Fabric, if there is one.
     """
     global _is_playing
     _is_playing = True
@@ -243,8 +245,8 @@ def begin_fork(family: Family | None = None) -> None:
     if _card:
         take_card(_card)
     write_apart(Path(f"{read_request().result}.{os.getpid()}"))
-    # Loaders have no workers here (`trainer.loader_for`): a server of theirs would import all that
-    # they need, which takes as long as a rehearsal.
+    # Loaders have no workers here (`trainer.loader_for`). A server for workers would import all
+    # that they need, which takes as long as a rehearsal.
     worker_start.start_server_when_needed()
     if family is not None:
         group = family.find("distributed.process_group")

@@ -1,7 +1,7 @@
-"""A loop of the user's on a dry card, written with Fabric.
+"""Rehearses a user's loop that is written with Fabric.
 
-The program is forked where it makes its Fabric. What is saved is not written, and what would be
-loaded stays as it is: nothing has values.
+The program is forked where it makes its Fabric. Nothing is written when it saves, and nothing is
+read when it loads, since nothing has values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run
 
 _run: _FabricRun | None = None
-"""Of the fork that this process is."""
+"""The run that this process rehearses, if it is a fork."""
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a Fabric that rehearses, for those that a program has passed."""
+    """Returns the arguments of a Fabric that rehearses, from those that a program has passed."""
     return {**given, "loggers": None, **dry_run.settings(dry_run.read_request(), given)}
 
 
@@ -35,17 +35,17 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
     """Measures what this program takes from here on, and ends it; the forks that measure return.
 
     Args:
-        given: Arguments of the Fabric that is about to be made.
+        given: The arguments of the Fabric that is about to be made.
         save: `Fabric.save`.
-        family: Of the Fabric.
+        family: The family of the Fabric.
 
     Raises:
-        SystemExit: When all is measured.
+        SystemExit: All is measured.
     """
-    if _run is not None:  # another Fabric of the program that a fork plays
+    if _run is not None:  # the program makes another Fabric in a fork
         return
     request = dry_run.read_request()
-    dry_run.settings(request, given)  # what is written of it says on how many cards
+    dry_run.settings(request, given)  # sets the number of ranks, which the results name
 
     def play(played: dry_run.Played) -> None:
         global _run
@@ -72,16 +72,16 @@ def rehearse(given: dict[str, Any], save: Callable[..., None], family: Family) -
 
 
 def this_run() -> _FabricRun | None:
-    """Returns what this process plays, if it is a fork that rehearses a loop."""
+    """Returns the run of this process, if it is a fork that rehearses a loop."""
     return _run
 
 
 class _FabricRun(LoopRun):
-    """What the program does from here on; it is told by what Fabric and torch's loaders do.
+    """Follows what the program does from here on, as Fabric and torch's loaders report it.
 
     Args:
-        request: What is asked.
-        played: What this process is to find out.
+        request: What is asked for.
+        played: What this process has to find out.
         save: `Fabric.save`.
     """
 
@@ -111,7 +111,7 @@ class _FabricRun(LoopRun):
     def note_module(self, wrapped: Any) -> None:
         """Notes that a module is set up, as Fabric hands it out."""
         self._wrapped.append(wrapped)
-        self.end_behind_exit()  # before what ends the process groups of now
+        self.end_behind_exit()  # so that it runs before the handlers that end the process groups
 
     def note_optimizer(self, wrapped: Any) -> None:
         """Notes that an optimizer is set up, as Fabric hands it out."""
@@ -158,10 +158,10 @@ class _FabricRun(LoopRun):
     @override
     def can_save(self, *, weights_only: bool) -> bool:
         has_engine = any(hasattr(each, "optimizer") for each in self.modules)
-        if has_engine and weights_only:  # DeepSpeed's saves all that it has
+        if has_engine and weights_only:  # DeepSpeed always saves all that it has
             return False
         is_sharded = has_engine or hasattr(self.strategy, "saves_shards")
-        return len(self.modules) == 1 or not is_sharded  # of one model it saves shards
+        return len(self.modules) == 1 or not is_sharded  # shards of one model alone can be saved
 
     @override
     def save(self, path: Path, *, weights_only: bool) -> None:

@@ -1,8 +1,8 @@
-"""What would make a program faster: it is rehearsed with other settings, and these are ranked.
+"""Finds what would make a program faster: rehearses it with other settings, and ranks these.
 
-Each way is rehearsed as a plan of its own, so that its counts are as sure as the program's. They
-are ranked by the samples a second that public runs would have, for what a step takes alone says
-nothing where batches differ.
+Each setting is rehearsed as a plan of its own, so that its counts are as reliable as the program's.
+They are ranked by the samples a second that public runs would have, since the time of a step cannot
+be compared where batches differ.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from lightning_gaudi.tools.plan.step_times import as_public_runs
 
 _STRATEGIES = ("ddp", "deepspeed_stage_1", "deepspeed_stage_2")
 _MORE = 4
-"""How many times the program's batch the largest is that is tried: beyond, little is gained."""
+"""The largest batch that is tried, in batches of the program; beyond it little is gained."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a program on a card."""
+    """Describes a way to run a program on a card."""
 
     change: str
-    """What is other than in the program; empty for itself."""
+    """What differs from the program; empty for the program itself."""
     samples_per_s: float | None
-    """Of all cards together, as public runs were; None where there is no estimate."""
+    """The samples a second of all cards, as public runs were; None without an estimate."""
     why_not: str
-    """Why there is none, or why it cannot be run."""
+    """Why there is no estimate, or why it cannot be run."""
 
 
 def ways(
@@ -43,9 +43,9 @@ def ways(
 
     Args:
         command: The program.
-        first: Its plan as it is.
-        cards: What it might run on.
-        tell: Is told of what goes on.
+        first: The plan of the program as it is.
+        cards: The cards that it might run on.
+        tell: Is called with what happens next.
     """
     for change, values in _changes(first):
         request = replace(first.request, **values)
@@ -70,7 +70,7 @@ def _changes(first: Planned) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def ranked(card: Card, plans: Sequence[Planned]) -> list[Way]:
-    """Returns ways to run a program on a card, the fastest first, those not estimated last."""
+    """Returns the ways to run a program on a card, the fastest first, those not estimated last."""
     found = [_way(card, each) for each in plans]
     return sorted(found, key=lambda way: -(way.samples_per_s or 0.0))
 

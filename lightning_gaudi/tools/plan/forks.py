@@ -1,4 +1,4 @@
-"""Forks of a program that rehearses: each uses a card of its own, and tells what it has found."""
+"""Forks a program that rehearses; each fork uses a card of its own, and reports what it found."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lightning_gaudi.untrusted import parse_json
 
 
 class RehearsalError(RuntimeError):
-    """A program cannot be rehearsed; the message says why, and where.
+    """Says that a program cannot be rehearsed, why, and where.
 
     Args:
-        message: Why.
-        instead: The setting that its own refusal names, if it does.
+        message: The reason.
+        instead: The setting that the program's own error names, if it names one.
     """
 
     def __init__(self, message: str, instead: str = "") -> None:
@@ -35,28 +35,28 @@ class RehearsalError(RuntimeError):
 
 
 class TookTooLongError(RehearsalError):
-    """A fork has not told what it found in the time that it had."""
+    """Says that a fork has reported nothing in the time that it had."""
 
 
 class GoOn(BaseException):
-    """Raised in a fork that is to go on as the program, for whoever is called by that to return."""
+    """Is raised in a fork that goes on as the program, so that the calls between return."""
 
 
 class Fork:
-    """A fork of this process, which has used no card: each fork uses its own.
+    """A fork of this process, which has used no card, so that each fork uses its own.
 
-    It computes on the host in one thread, as the workers of torch's loaders do: those that OpenMP
-    has begun before are not in the fork, and an operator that shares its work with them never
-    returns.
+    It computes on the host in one thread, as the workers of torch's loaders do. The threads that
+    OpenMP has started before do not exist in a fork, and an operator that shares its work with them
+    never returns.
 
     Args:
-        act: What it does, given what tells the process that waits for it and ends it. It may raise
-            `GoOn`, and have the program do so later.
+        act: What the fork does. It gets a `Teller`, which reports and ends it. It may raise `GoOn`,
+            and leave that to the program.
     """
 
     def __init__(self, act: Callable[[Teller], NoReturn]) -> None:
         self._reader, writer = os.pipe()
-        # What the libraries have made would be searched for garbage again and again in each fork.
+        # Otherwise each fork would search all objects of the libraries for garbage again and again.
         gc.freeze()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -68,17 +68,17 @@ class Fork:
         os.close(writer)
 
     def found(self, most_s: float | None = None) -> dict[str, Any]:
-        """Returns the fields of what it has found; waits for it.
+        """Waits for the fork, and returns the fields of what it has found.
 
         Args:
-            most_s: For how many seconds at most; None for as long as it takes.
+            most_s: The most seconds to wait; None waits as long as it takes.
 
         Raises:
             RehearsalError: The program cannot be rehearsed.
-            TookTooLongError: It takes longer.
+            TookTooLongError: The fork takes longer.
         """
         with os.fdopen(self._reader, "rb") as file:
-            # What it tells is a few thousand bytes, in one write at its end.
+            # The report is a few thousand bytes, written at once at the end.
             has_told = select.select([file], [], [], most_s)[0]
             if not has_told:
                 os.kill(self._pid, signal.SIGKILL)
@@ -88,7 +88,7 @@ class Fork:
             raise TookTooLongError(f"it took more than {most_s:.0f} seconds.")
         try:
             found = parse_json(text or b"{}")
-        except ValueError:  # it was killed in the middle
+        except ValueError:  # the fork was killed while it wrote
             found = {}
         fields = found.get("found") if isinstance(found, dict) else None
         if not isinstance(fields, dict):
@@ -99,7 +99,7 @@ class Fork:
 
 
 class Teller:
-    """Tells what a fork has found, and ends it.
+    """Reports what a fork has found, and ends it.
 
     Args:
         writer: The end of a pipe.
@@ -109,7 +109,7 @@ class Teller:
         self._writer = writer
 
     def end(self, find: Callable[[], Any]) -> NoReturn:
-        """Tells what a function returns, a dataclass of plain data, or why it raises."""
+        """Reports the result of a function, a dataclass of plain data, or its error; then ends."""
         status = 1
         try:
             with os.fdopen(self._writer, "w") as file:
@@ -144,17 +144,17 @@ _guessed: dict[str, str] = {}
 
 
 def note_guessed(place: str, operator: str) -> None:
-    """Notes that a result's size was guessed, which may be why the program fails then.
+    """Notes that the size of a result was guessed, which may be why the program fails later.
 
     Args:
-        place: A line of the user's, as "train.py:42".
-        operator: As torch names it.
+        place: The user's line, as "train.py:42".
+        operator: The operator, as torch names it.
     """
     _guessed.setdefault(place, operator)
 
 
 def explain(error: BaseException) -> str:
-    """Returns what went wrong, and at which line of the user's."""
+    """Returns what went wrong, and at which of the user's lines."""
     kind = type(error).__name__
     place = _place_of_user(error)
     hint = ""

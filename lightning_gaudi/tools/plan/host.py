@@ -1,4 +1,4 @@
-"""What a run takes beside its card: memory of the host, and room for checkpoints."""
+"""Measures what a run takes beside its card: memory of the host, and room for checkpoints."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from lightning_gaudi.tools.plan.run import Run
 
 @dataclass
 class Weight:
-    """How large a checkpoint is, in bytes."""
+    """The size of a checkpoint, in bytes."""
 
     whole: int = 0
-    """All files, of all ranks."""
+    """The size of all files of all ranks."""
     of_rank: int = 0
-    """What this rank writes."""
+    """The size of what this rank writes."""
 
 
 class _Weighed(BaseException):
-    """Its size is known: nothing of it is written."""
+    """Ends a save once its size is known, so that nothing is written."""
 
 
 MADE = "weights, as they are made"
@@ -32,26 +32,27 @@ SAVED = "a checkpoint, as it is saved"
 
 
 def made_bytes(model: Any) -> int:
-    """Returns what a model's weights take of the host's memory."""
+    """Returns the bytes that a model's weights take of the host's memory."""
     return sum(each.untyped_storage().nbytes() for each in holders(model, [], "cpu")["weights"])
 
 
 def offloaded_bytes(model: Any, optimizers: Any) -> dict[str, int]:
-    """Returns what training holds on the host, by category, beside buffers of its own."""
+    """Returns the bytes that training holds on the host, by category, without its own buffers."""
     found = holders(model, optimizers, "cpu")
     sizes = {name: sum(each.untyped_storage().nbytes() for each in found[name]) for name in STAYING}
     return {f"{name}, offloaded": size for name, size in sizes.items()}
 
 
 def checkpoint_sizes(run: Run) -> tuple[dict[str, int], int]:
-    """Returns how large a checkpoint of what is trained would be.
+    """Returns the sizes of a checkpoint of what is trained.
 
     Returns:
-        Bytes of all its files, with the optimizer and without, as far as it can be saved; and what
-        of it this rank writes.
+        The bytes of all its files, with the optimizer and without, as far as it can be saved; and
+        the bytes that this rank writes.
     """
     if (num_parts := num_fsdp_parts(run.model)) > 1:
-        # To name what is in a state, FSDP asks the other ranks, which are not there: by its parts.
+        # FSDP would ask the other ranks for the names in a state, and they do not exist. So the
+        # size is computed from its parts.
         found = [holders(run.model, run.optimizers, each) for each in ("hpu", "cpu")]
         sizes = {
             name: sum(each.nbytes for one in found for each in one[name]) * num_parts

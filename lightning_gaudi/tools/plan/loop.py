@@ -1,8 +1,8 @@
-"""A loop of the user's on a dry card: what loops of Fabric and those without Lightning share.
+"""Rehearses a user's loop: the part that loops of Fabric and loops without Lightning share.
 
-The program is forked, and the forks go on as the program: their loaders of training give batches
-until the optimizer has taken enough steps, and none from then on. So the evaluation that is behind
-the loop is met, whatever the number of epochs.
+The program is forked, and the forks go on as the program. Their loaders of training give batches
+until the optimizer has taken enough steps, and none after that. So the program comes to the
+evaluation behind its loop, whatever the number of epochs.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run
 
 _MOST_BATCHES = 1024
-"""Of a loader without steps of an optimizer: what only reads its data is not training."""
+"""The most batches of a loader without an optimizer step; a loop that only reads does not train."""
 _MOST_EPOCHS = 100
 _EPOCHS_S = 10.0
-"""How many epochs without a batch may follow, and for how long, before the program is ended."""
+"""How many epochs without a batch may follow, and for how many seconds, before the program ends."""
 
 _MOST_STEPS = 2 * NUM_STEPS
-"""So many are taken of batches that no loader gives: those that itertools.cycle has kept."""
+"""The most steps on batches that no loader gives, such as those that itertools.cycle has kept."""
 
 
 class LoopRun(Run):
-    """What the program does from here on; it is told by optimizers and by torch's loaders.
+    """Follows what the program does from here on, as optimizers and torch's loaders report it.
 
     Args:
-        request: What is asked.
-        played: What this process is to find out.
+        request: What is asked for.
+        played: What this process has to find out.
     """
 
     _no_batch = "The program took no batch of a torch DataLoader: what it takes is not known."
@@ -65,19 +65,19 @@ class LoopRun(Run):
         self.end_behind_exit()
 
     def forget_exit(self) -> None:
-        """Lets the program end as it does."""
+        """Lets the program end as it would without this run."""
         sys.excepthook = self._show
         atexit.unregister(self._end_program)
 
     def end_behind_exit(self) -> None:
-        """Ends this run as the program ends, before what was registered for that until now."""
+        """Ends this run when the program ends, before the exit handlers registered so far."""
         atexit.unregister(self._end_program)
         atexit.register(self._end_program)
 
     @property
     @abstractmethod
     def modules(self) -> Sequence[Any]:
-        """Those that are set up, as the program calls them."""
+        """The modules that are set up, as the program calls them."""
 
     def note_step(self, optimizer: Any) -> None:
         """Notes that an optimizer has taken a step."""
@@ -97,20 +97,20 @@ class LoopRun(Run):
 
     @property
     def _num_steps(self) -> int:
-        """Returns how many steps a batch may take: one of each of several optimizers."""
+        """Returns how many steps a batch may take: one for each optimizer."""
         return max(self._num_stepped.values(), default=0)
 
     def batches(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
-        """Yields what the program gets of a loader.
+        """Returns an iterator of the batches that the program gets from a loader.
 
         Args:
             iterate: Torch's `DataLoader.__iter__`.
             loader: The DataLoader.
         """
-        if self._is_ending or not self.modules:  # it looks at its data
+        if self._is_ending or not self.modules:  # the program only looks at its data
             return iterate(loader)
         model_changes.fill_weights()
-        loader.num_workers = 0  # nobody waits for it here
+        loader.num_workers = 0  # workers would only cost time to start
         is_in_training = any(each.training for each in self.modules)
         if self.is_trained and torch.is_grad_enabled() and is_in_training:
             return self._training(_Plain(iterate, loader))
@@ -130,7 +130,7 @@ class LoopRun(Run):
             if self._loader is None:
                 self._loader = loader.loader
                 self.note_first_loader(loader)
-            self._num_batches += loader.loader is self._loader  # and not of one beside it
+            self._num_batches += loader.loader is self._loader  # without those of other loaders
             self._watch.note_batch(self._num_steps, batch)
             yield batch
 
@@ -169,9 +169,9 @@ class LoopRun(Run):
         self._show(kind, error, trace)
 
     def _end_program(self) -> None:
-        """Ends the program, which has come to its end or to an error."""
+        """Ends the program when it has come to its end or to an error."""
         error = self._error
-        # Behind the steps a program may miss what an epoch without batches has not made.
+        # After the steps, a program may fail since an epoch without batches has made nothing.
         is_of_ours = self._num_empty > 0 and not isinstance(error, NotImplementedError)
         if error is not None and not is_of_ours:
             self._fail(error)
@@ -215,7 +215,7 @@ class LoopRun(Run):
 
 
 class _Plain:
-    """A loader as it is, whose batches are the program's own."""
+    """A loader that gives the program's own batches."""
 
     def __init__(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> None:
         self.loader, self._iterate = loader, iterate

@@ -1,8 +1,8 @@
 """Measures the steps of a rehearsal, and the evaluation behind them.
 
-Their memory is told of the third step: the first makes the optimizer's states, and the second is
-the first that is compiled with them. What a step computes and sends is counted in another run: an
-operator is seen as it is called, which keeps torch from compiling it.
+Their memory is that of the third step: the first makes the optimizer's states, and the second is
+the first that is compiled with them. What a step computes and sends is counted in another run,
+which sees each operator as it is called, and so keeps torch from compiling.
 """
 
 from __future__ import annotations
@@ -37,25 +37,27 @@ from lightning_gaudi.tools.plan.run import Run
 from lightning_gaudi.tools.plan.work import Work
 
 BESIDE = "beside tensors"
-"""What the card's allocator takes: see `simulator.memory.Peak.beside_tensors`."""
+"""The memory that the card's allocator takes itself; see `simulator.memory.Peak.beside_tensors`."""
 
 _GROWTH = 1.01
-"""How much more than ever before is in use where it is worth another look: each takes milliseconds,
-and what is new in between is found behind backward, at the end, or by the next collective."""
+"""By which factor more than ever before must be in use to be worth another look.
+
+Each look takes milliseconds. What is new in between is found after backward, at the end, or by the
+next collective."""
 
 
 _SAME = 1e-4
-"""What is in use has not changed if it has by less than this part, and nothing was gathered."""
+"""The memory in use counts as unchanged below this share, if nothing was gathered."""
 
 _MUCH_BYTES = 2**20
-"""Of less it does not matter how much a result is: not even all of it would fill a card."""
+"""The size of a result below which a guess does not matter, since it cannot fill a card."""
 
 
 class Watch:
     """Is told how far a run on a dry card is.
 
     Args:
-        run: It has not begun yet.
+        run: The run, which has not begun yet.
     """
 
     def __init__(self, run: Run) -> None:
@@ -66,7 +68,7 @@ class Watch:
         self._num_others = 0
 
     def follow(self, run: Run) -> None:
-        """Is told of another run from now on, which has taken the place of the first."""
+        """Follows another run from now on, which has taken the place of the first."""
         self._run = run
 
     def note_made(self, model: Any) -> None:
@@ -76,24 +78,24 @@ class Watch:
         """Notes that a loader is made ready.
 
         Args:
-            num_before: Its batches before those that are watched.
-            num_others: These, and those behind.
+            num_before: The number of its batches before those that are watched.
+            num_others: The same with the batches behind them.
         """
-        if self._num_before is None:  # of the first one, where there are several
+        if self._num_before is None:  # the first of several loaders counts
             self._num_before, self._num_others = num_before, num_others
 
     def note_evaluated(self, number: int, batch: Any) -> None:
-        """A batch comes next where nothing is trained, with this number of its loader."""
+        """Notes that a batch comes next where nothing is trained, and its number in its loader."""
         if number >= (self._num_before or 0):
             self.note_batch(number, batch)
 
     def note_predicted(self, number: int) -> None:
-        """Notes that a batch of a prediction is through; nothing of it is to be written."""
+        """Notes that a batch of a prediction is done, none of whose results need be written."""
         if number == self._num_others + NUM_STEPS - 1:
             self.note_end()
 
     def note_batch(self, step: int, batch: Any) -> None:
-        """A batch comes next; between two there may be steps of several optimizers, or none."""
+        """Notes that a batch comes next; several optimizers may have stepped since, or none."""
         if step != self._step and self._num_begun < NUM_STEPS:
             self._step = step
             self._num_begun += 1
@@ -109,14 +111,14 @@ class Watch:
         """Notes that the evaluation behind the steps is about to begin."""
 
     def note_end(self) -> None:
-        """Notes that all batches are through; what the program does next does not matter."""
+        """Notes that all batches are done; what the program does next does not matter."""
         self._run.end()
 
     def found(self) -> Counted | Rehearsed:
-        """Returns what was measured, when the run has ended.
+        """Returns what was measured, once the run has ended.
 
         Raises:
-            ValueError: It had too few batches.
+            ValueError: The run had too few batches.
         """
         raise NotImplementedError
 
@@ -129,7 +131,7 @@ class Watch:
 
 
 class Counts(Watch):
-    """What a step computes and sends: the first that trains, or the second where nothing does.
+    """Counts what the first training step computes and sends, or the second where nothing trains.
 
     The first batch of a prediction may be run several times, to warm up.
     """
@@ -138,7 +140,7 @@ class Counts(Watch):
     def begin(self, step: int, batch: Any) -> None:
         if step == 0:
             statistics.reset_statistics()
-            # A frame that must be compiled whole would refuse to be looked at.
+            # With fullgraph=True, torch would raise rather than let operators be seen.
             torch.compiler.set_stance("force_eager")
             self._work = Work(holders(self._run.model, [])["weights"])
             self._work.start()
@@ -172,12 +174,12 @@ class Counts(Watch):
 
 
 class MemoryWatch(Watch):
-    """What the steps take of the card.
+    """Measures the memory that the steps take of the card.
 
     Args:
-        run: It has not begun yet.
-        is_thorough: Whether to tell whose memory is what, and what is taken beside the card; the
-            amounts alone are faster.
+        run: The run, which has not begun yet.
+        is_thorough: Whether to find the owners of the memory, and what is taken beside the card.
+            The amounts alone are faster.
     """
 
     def __init__(self, run: Run, *, is_thorough: bool = False) -> None:
@@ -224,9 +226,9 @@ class MemoryWatch(Watch):
     @override
     def note_backward(self) -> None:
         self._note_growing(self._marks[-1])
-        # The optimizer's part is looked at anew: what it holds then is not what backward held.
+        # The optimizer holds other memory than backward did, so the search for a peak starts anew.
         self._most = 0
-        self._note_staying()  # of each step: its gradients are there until the next one's backward
+        self._note_staying()  # in each step, since gradients stay until the next step's backward
 
     @override
     def note_evaluation(self) -> None:
@@ -236,7 +238,8 @@ class MemoryWatch(Watch):
     def note_end(self) -> None:
         self._note_staying()
         self._end_mark = self._log.mark()
-        # Where nothing is trained all of it grows, with the capture of a graph in the first step.
+        # Where nothing is trained, all memory counts as growing with the batch, with that of the
+        # capture of a graph in the first step.
         start = self._evaluation_mark if self._run.is_trained else next(iter(self._marks), None)
         if start is not None:
             self._note_growing(start)
@@ -257,15 +260,15 @@ class MemoryWatch(Watch):
             self._look(kind)
 
     def _look(self, kind: str) -> None:
-        """Notes who holds what when the card is given something to do and is fuller than ever.
+        """Notes who holds which memory if the card is fuller than ever when work is launched.
 
-        Gathered weights and buckets come and go within a step, and nobody tells of it. What they
-        come from, ZeRO-3 has in reach just behind a collective, and keeps it for longer.
+        Gathered weights and buckets come and go within a step without any event. ZeRO-3 still
+        refers to them right after a collective, so that is when to look.
         """
         is_behind, self._is_behind_collective = self._is_behind_collective, kind == "collective"
         used = vendor.memory_stats()["InUse"]
         self._has_changed |= is_behind or abs(used - self._looked_at) > _SAME * used
-        # In shards each layer has about the same peak, with other gathered weights and gradients.
+        # With shards, each layer has about the same peak with other gathered weights and gradients.
         is_as_full = self._gathers and self._run.is_trained and _GROWTH * used > self._most
         if (is_as_full and self._has_changed) or used > _GROWTH * self._most:
             self._most = max(used, self._most)
@@ -283,7 +286,7 @@ class MemoryWatch(Watch):
         self._held_bytes = max(self._held_bytes, held)
 
     def _note_holders(self, only: Collection[str] = PRECEDENCE) -> dict[str, list[Tensor]]:
-        """Notes which allocations are whose."""
+        """Notes the owners of allocations."""
         run, modules = self._run, self._modules
         found = holders(run.model, run.optimizers, modules=modules, only=only)
         for name, tensors in found.items():

@@ -1,8 +1,8 @@
-"""What a dry run changes of a model: its weights have no values, and it may checkpoint.
+"""Changes a model for a dry run: leaves its weights without values, and lets it checkpoint.
 
-A model of many gigabytes is made in a moment, and takes no memory. What torch allocates
-on the host takes memory when it is first written. A rehearsal needs none of the values, so what
-would fill large tensors does nothing.
+So a model of many gigabytes is made in a moment, and takes no memory: memory that torch allocates
+on the host is only taken when it is first written. A rehearsal needs none of the values, so that
+functions which would fill large tensors do nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _FILLS = frozenset(
         *("random", "sub", "trunc_normal", "uniform", "zero"),
     )
 )
-"""Methods that write into a tensor, by which models are initialized and weights loaded."""
+"""The methods that write into a tensor to initialize a model or load its weights."""
 
 
 class EmptyWeights(TorchFunctionMode):
-    """Leaves large tensors of floating point numbers on the host as they are.
+    """Lets nothing be written to large tensors of floating point numbers on the host.
 
-    What `torch.empty` gives of them is no promise of memory to the kernel, so that a process with
-    more of them than the host has may fork.
+    `torch.empty` takes their memory without reserving it, so that a process may fork whose weights
+    are larger than the host's memory.
 
     Args:
-        is_on: Whether it does so from the start.
+        is_on: Whether it starts at once.
     """
 
     def __init__(self, *, is_on: bool = True) -> None:
@@ -48,7 +48,7 @@ class EmptyWeights(TorchFunctionMode):
         self._is_on = is_on
 
     def begin(self) -> None:
-        """Does so from now on."""
+        """Starts to leave tensors empty."""
         self._is_on = True
 
     @override
@@ -56,7 +56,7 @@ class EmptyWeights(TorchFunctionMode):
         given = kwargs or {}
         if self._is_on and func is torch.empty:
             return _unreserved(args, given)
-        # torch 2.13 sends what torch.nn.init is called with here, by name.
+        # torch 2.13 passes the arguments of torch.nn.init by name.
         target = args[0] if args else given.get("tensor")
         is_fill = getattr(func, "__module__", None) == init.__name__ or _name(func) in _FILLS
         if self._is_on and is_fill and _name(func).endswith("_") and _is_large(target):
@@ -68,7 +68,7 @@ _empty: EmptyWeights | None = None
 
 
 def prepare_to_leave_empty() -> None:
-    """Changes nothing yet; called before a mode of torch's functions may be there."""
+    """Installs the mode without starting it; called before another mode may be installed."""
     global _empty
     _empty = EmptyWeights(is_on=False)
     _empty.__enter__()  # type: ignore[no-untyped-call]
@@ -81,7 +81,7 @@ def leave_weights_empty() -> None:
 
 
 def fill_weights() -> None:
-    """Fills what is made from now on as usual; again is harmless."""
+    """Lets tensors be filled as usual from now on; a second call is harmless."""
     global _empty
     if _empty is not None:
         _empty.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -89,14 +89,14 @@ def fill_weights() -> None:
 
 
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-"""Linux's own on x86 and Arm, which Python 3.10 does not name."""
+"""The value on Linux on x86 and Arm, which Python 3.10 does not name."""
 
 
 def _unreserved(arguments: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
-    """Returns what `torch.empty` returns; a large tensor in memory that nobody has reserved.
+    """Returns what `torch.empty` returns, but a large tensor in memory that is not reserved.
 
-    A kernel that counts what it has promised refuses to fork a process whose weights, which are
-    never written, are larger than the host.
+    Otherwise a kernel that limits reservations refuses to fork a process whose weights are larger
+    than the host's memory, although they are never written.
     """
     like: Tensor = torch.empty(*arguments, **{**given, "device": "meta", "pin_memory": False})
     device = torch.device(given.get("device") or "cpu")
@@ -134,7 +134,7 @@ _OF_LOADING = frozenset(
         *("torch_dtype", "tp_plan", "tp_size", "use_safetensors", "variant", "weights_only"),
     )
 )
-"""Arguments of `from_pretrained` that say how weights are read: none is."""
+"""The arguments of `from_pretrained` that say how weights are read, which does not happen."""
 
 _OF_HUB = frozenset(
     (
@@ -143,21 +143,21 @@ _OF_HUB = frozenset(
         *("code_revision", "_from_auto", "_commit_hash", "_from_pipeline"),
     )
 )
-"""Those that say where a file is found, which a configuration that is there does not need."""
+"""The arguments that say where a file is found, which a configuration at hand does not need."""
 
 
 def from_configuration(
     load: Callable[..., Any], kind: Any, name: Any, *arguments: Any, **given: Any
 ) -> Any:
-    """Makes a model of transformers as `from_pretrained` does, and reads no weights.
+    """Makes a model of transformers as `from_pretrained` does, without reading weights.
 
     Args:
-        load: `from_pretrained` of its class, which takes what has to look at weights: those that
-            are quantized, or go where a `device_map` says.
+        load: The `from_pretrained` of its class. It is called where the weights matter: if they are
+            quantized, or placed by a `device_map`.
         kind: The class.
         name: A folder, or a name of the hub, of which the configuration is enough.
-        arguments: Positional ones of the class.
-        given: All others of `from_pretrained`.
+        arguments: Positional arguments of the class.
+        given: All other arguments of `from_pretrained`.
     """
     quantization = given.get("quantization_config")
     is_four_bit = getattr(quantization, "load_in_4bit", False)
@@ -182,7 +182,7 @@ def from_configuration(
     if dtype == "auto":
         dtype = getattr(config, setting)
     model = kind._from_config(config, *arguments, **{setting: dtype or torch.float32}, **of_model)
-    with suppress(OSError, ValueError, AttributeError):  # not every model has one
+    with suppress(OSError, ValueError, AttributeError):  # some models have no such configuration
         model.generation_config = type(model.generation_config).from_pretrained(name)
     if is_four_bit:
         _put_into_four_bits(model, quantization)
@@ -192,7 +192,7 @@ def from_configuration(
 
 
 def _put_into_four_bits(model: Any, quantization: Any) -> None:
-    """Puts layers of bitsandbytes in the place of linear ones, as large as they will be."""
+    """Replaces linear layers by layers of bitsandbytes of the size that they will have."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     bnb: Any = importlib.import_module("bitsandbytes")
@@ -205,7 +205,7 @@ def _put_into_four_bits(model: Any, quantization: Any) -> None:
 
 
 def _empty_in_four_bits(layer: Any) -> Any:
-    """Returns a weight of bitsandbytes without values, with its scales."""
+    """Returns a weight of bitsandbytes with its scales, all of them without values."""
     bnb: Any = importlib.import_module("bitsandbytes")
     weight, kind = layer.weight, bnb.functional.QuantState
     num, block = weight.numel(), weight.blocksize
@@ -240,20 +240,20 @@ def _empty_in_four_bits(layer: Any) -> Any:
 
 
 def _empty_bytes(num: int) -> Tensor:
-    """Returns bytes of memory that nobody has reserved: see `EmptyWeights`."""
+    """Returns bytes of memory that is not reserved; see `EmptyWeights`."""
     return torch.empty(-(-num // 4), dtype=torch.float32).view(torch.uint8)[:num]
 
 
 def from_diffusers_configuration(
     load: Callable[..., Any], kind: Any, name: Any, **given: Any
 ) -> Any:
-    """Makes a model of diffusers as `from_pretrained` does, and reads no weights.
+    """Makes a model of diffusers as `from_pretrained` does, without reading weights.
 
     Args:
-        load: As in `from_configuration`.
+        load: The `from_pretrained` of its class, as in `from_configuration`.
         kind: The class.
         name: A folder, or a name of the hub, of which the configuration is enough.
-        given: All others of `from_pretrained`.
+        given: All other arguments of `from_pretrained`.
     """
     if any(given.get(each) for each in ("quantization_config", "device_map", "parallel_config")):
         return load(name, **given)
@@ -281,15 +281,15 @@ def set_checkpointing(model: Any, *, is_on: bool) -> None:
     """Makes modules of transformers compute activations again in backward, or not."""
     for module in model.modules():
         for name in _ENABLE if is_on else _DISABLE:
-            # Of the class: a module's `__getattr__` may raise, or ask the module that it wraps.
+            # Asked of the class, since a module's `__getattr__` may raise, or ask a wrapped module.
             if hasattr(type(module), name):
-                with suppress(ValueError):  # of a model that cannot
+                with suppress(ValueError):  # raised by a model that cannot
                     getattr(module, name)()
                 break
 
 
 def can_checkpoint(model: Any) -> bool:
-    """Returns whether a module of a model can."""
+    """Returns whether a module of a model can compute activations again in backward."""
     return any(
         any(hasattr(kind, name) for name in _ENABLE)
         and getattr(kind, "supports_gradient_checkpointing", True)  # of transformers

@@ -1,4 +1,4 @@
-"""The program that has a Trainer fit a module on a batch; see `plan.plan_module`."""
+"""Fits a module on a batch with a Trainer, as a program; see `plan.plan_module`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_gaudi._core import mirror
 
 
 def _trained_by_adamw(module: nn.Module) -> Any:
-    """Makes a LightningModule that trains a torch module on its loss, or its outputs' mean."""
+    """Makes a LightningModule that trains a torch module on its loss or on its outputs' mean."""
 
     class Trained(_lightning(mirror.LIGHTNING).LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -43,7 +43,7 @@ def _lightning(family: mirror.Family) -> Any:
 
 
 def main(path: Path) -> None:
-    """Fits what is in a file that `plan_module` has written."""
+    """Fits the module in a file that `plan_module` has written."""
     make, batch = pickle.loads(path.read_bytes())
     module = make if isinstance(make, nn.Module) else make()
     family = mirror.family_of(module)

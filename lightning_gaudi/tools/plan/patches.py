@@ -1,7 +1,7 @@
-"""A Trainer, Fabric or loop that rehearses, in a program that `lightning-gaudi plan` has started.
+"""Makes a Trainer, Fabric or loop rehearse in a program that `lightning-gaudi plan` has started.
 
-What rehearses is imported when it is needed: this module is imported at the end of `import torch`,
-which may be in the middle of an import of ours.
+Modules that rehearse are imported when they are needed: this one is imported at the end of
+`import torch`, which may be in the middle of an import of ours.
 """
 
 from __future__ import annotations
@@ -203,15 +203,15 @@ PATCHES = (
 
 
 def install() -> None:
-    """Makes this process rehearse what `dry_run.read_request` gives, whatever program it runs.
+    """Makes this process rehearse the request of `dry_run.read_request`, whatever program it runs.
 
-    Again it does nothing.
+    A second call does nothing.
     """
     if not hooks.has_values():
         return
     hooks.run_without_values()
     if os.environ.get("RANK", "") not in ("", "0"):
-        os._exit(0)  # another rank of a launcher's, which a rehearsal does without
+        os._exit(0)  # a launcher's other ranks, which a rehearsal does without
     on_import.add(PATCHES)
     observer.before_first_use(_rehearse_loop)
     register_optimizer_step_pre_hook(_note_step)
@@ -262,9 +262,9 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
     """Makes the loop that follows take a few steps in forks, measure them, and end the program.
 
     Args:
-        module: What Fabric's package imports last: its own module may have brought torch in, and is
-            then not seen to be imported.
-        family: Of the Fabric.
+        module: The module that Fabric's package imports last. Fabric's own module may be the one
+            that has imported torch, and its import is not noticed then.
+        family: The family of the Fabric.
     """
     from lightning_gaudi.tools.plan import fabric as fabric_loop
 
@@ -295,7 +295,7 @@ def patch_fabric(module: ModuleType, family: Family) -> None:
 
 
 def patch_loading(module: ModuleType, family: Family) -> None:
-    """Makes models of transformers of their configuration alone, and saves none."""
+    """Makes models of transformers from their configuration alone, and saves none."""
     from lightning_gaudi.tools.plan.model_changes import from_configuration
 
     load = module.PreTrainedModel.from_pretrained.__func__
@@ -310,7 +310,7 @@ def patch_loading(module: ModuleType, family: Family) -> None:
 
 
 def patch_diffusers(module: ModuleType, family: Family) -> None:
-    """Makes models of diffusers of their configuration alone, and saves none."""
+    """Makes models of diffusers from their configuration alone, and saves none."""
     from lightning_gaudi.tools.plan.model_changes import from_diffusers_configuration
 
     load = module.ModelMixin.from_pretrained.__func__
@@ -325,7 +325,7 @@ def patch_diffusers(module: ModuleType, family: Family) -> None:
 
 
 def patch_loop(module: ModuleType, family: Family) -> None:
-    """Gives loops the batches that they are to take, and notes what is moved to the card."""
+    """Gives loops the batches of a rehearsal, and notes what is moved to the card."""
 
     @wrap(_LOOP, module.DataLoader, "__iter__")
     def batches(original: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
@@ -334,7 +334,8 @@ def patch_loop(module: ModuleType, family: Family) -> None:
         run = plain.this_run() or fabric.this_run()
         return original(loader) if run is None else run.batches(original, loader)
 
-    # A process that the program starts may compute what the program reads, and has no model then.
+    # Only once a module is made, since a process that the program starts may compute what the
+    # program reads, and needs its values.
     @wrap(_LOOP, torch.nn.Module, "__init__")
     def make(original: Callable[..., None], module: Any, *args: Any, **settings: Any) -> None:
         model_changes.leave_weights_empty()
@@ -346,7 +347,7 @@ def patch_loop(module: ModuleType, family: Family) -> None:
 
         device = torch._C._nn._parse_to(*args, **settings)[0]
         if device is not None and device.type == "hpu":
-            plain.rehearse()  # before it uses the card
+            plain.rehearse()  # now, before the program uses the card
             if (run := plain.this_run()) is not None:
                 run.note_moved(module)
         return original(module, *args, **settings)
@@ -363,12 +364,12 @@ def patch_loop(module: ModuleType, family: Family) -> None:
 def patch_saving(module: ModuleType, family: Family) -> None:
     """Lets a fork that rehearses write nothing."""
     for owner in (torch.serialization, torch):
-        # Named as torch has them: they may be given by name.
+        # The names are torch's, since a caller may pass the arguments by name.
         @wrap(_SAVING, owner, "save")
         def save(original: Callable[..., None], obj: Any, f: Any, *args: Any, **more: Any) -> None:
             from lightning_gaudi.tools.plan import dry_run
 
-            # Collectives send objects that were saved in memory.
+            # A save to memory is allowed: collectives send objects so.
             is_on_disk = isinstance(f, (str, os.PathLike)) or hasattr(f, "name")
             if not (is_on_disk and dry_run.is_playing()):
                 original(obj, f, *args, **more)
@@ -408,7 +409,7 @@ def patch_other_trainer(module: ModuleType, family: Family) -> None:
 
 
 def _leave_out(patch: str, owner: Any, name: str) -> None:
-    """Lets a function do nothing in a fork that rehearses."""
+    """Makes a function do nothing in a fork that rehearses."""
 
     @wrap(patch, owner, name)
     def skip(original: Callable[..., Any], *args: Any, **settings: Any) -> Any:
@@ -418,7 +419,7 @@ def _leave_out(patch: str, owner: Any, name: str) -> None:
 
 
 def _patch_wrappers(family: Family, this_run: Callable[[], Any]) -> None:
-    """Tells a run what Fabric has set up, and gives it the batches that it is to take."""
+    """Tells a run what Fabric has set up, and gives its loop the batches of a rehearsal."""
     wrappers = importlib.import_module(f"{family.fabric}.wrappers")
 
     @wrap(_FABRIC, wrappers._FabricModule, "__init__")

@@ -1,4 +1,4 @@
-"""A plan as a picture: what holds a card's memory, against what the cards have."""
+"""Draws a plan: what holds a card's memory, beside the memory that the cards have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = (
     "#f4a582",
     "#999999",
 )
-"""Of the categories of `Rehearsed`, in their order."""
+"""The colours of the categories of `Rehearsed`, in their order."""
 _WIDTH, _ROW, _LEFT, _TOP = 900, 46, 20, 60
 
 
@@ -29,9 +29,9 @@ def draw(plans: Sequence[Planned], cards: Sequence[Card], path: str) -> None:
     """Writes an SVG with a stacked bar for each way to run the program.
 
     Args:
-        plans: Those that could not be rehearsed are left out.
-        cards: Whose memory is drawn as a line.
-        path: The file.
+        plans: The plans; those that could not be rehearsed are left out.
+        cards: The cards whose memory is drawn as a line.
+        path: The path of the file.
     """
     found = [each for each in plans if each.rehearsed is not None]
     most = max([each.rehearsed.peak_bytes for each in found if each.rehearsed], default=1)

@@ -1,8 +1,8 @@
-"""A loop of the user's on a dry card, without Lightning: of torch, accelerate or transformers.
+"""Rehearses a user's loop without Lightning, written with torch, accelerate or transformers.
 
 The program is forked right before it first uses its card. Its modules are those that have weights
-there, whoever made them, and its steps those of torch's optimizers. If it runs Lightning after all,
-the fork goes on as a rehearsal of that.
+on the card, and its steps are those of torch's optimizers. If it runs Lightning after all, the fork
+goes on as a rehearsal of that.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from lightning_gaudi.tools.plan.request import Request
 from lightning_gaudi.tools.plan.run import Run
 
 _MOST_STEPS_ON_THE_HOST = 100
-"""A program that trains without a card may do so for hours."""
+"""The steps after which a program that trains without a card is ended; it may train for hours."""
 
 _run: _PlainRun | None = None
-"""Of the fork that this process is."""
+"""The run that this process rehearses, if it is a fork."""
 _num_steps_on_the_host = 0
 
 
 def this_run() -> _PlainRun | None:
-    """Returns what this process plays, if it is a fork that rehearses such a loop."""
+    """Returns the run of this process, if it is a fork that rehearses such a loop."""
     return _run
 
 
@@ -55,7 +55,7 @@ def rehearse() -> None:
     if dry_run.is_playing():
         return
     request = dry_run.read_request()
-    if not _is_first(request):  # another rank, which a rehearsal does without
+    if not _is_first(request):  # another rank of the program, which a rehearsal does without
         _leave(0)
 
     def start(make_watch: Callable[[Run], Watch], batch_size: int | None) -> Fork:
@@ -88,17 +88,17 @@ def _is_first(request: Request) -> bool:
 
 
 def _leave(status: int) -> NoReturn:
-    # Whoever has asked for a card may catch an exception, and go on without one.
+    # Not by an exception, which the caller may catch to go on without a card.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
 def note_step_on_the_host(optimizer: Optimizer) -> None:
-    """Ends a program that trains and uses no card: its plan would wait for hours.
+    """Ends a program that trains without a card, since its plan would wait for hours.
 
     Raises:
-        SystemExit: It has done so for long enough.
+        SystemExit: The program has done so for long enough.
     """
     global _num_steps_on_the_host
     _num_steps_on_the_host += not dry_run.is_playing()
@@ -111,11 +111,11 @@ def note_step_on_the_host(optimizer: Optimizer) -> None:
 
 
 class _PlainRun(LoopRun):
-    """What the program does from here on; it is told by what torch does.
+    """Follows what the program does from here on, as torch reports it.
 
     Args:
-        request: What is asked.
-        played: What this process is to find out.
+        request: What is asked for.
+        played: What this process has to find out.
     """
 
     has_strategy = False
@@ -135,7 +135,7 @@ class _PlainRun(LoopRun):
         return self._watch
 
     def _give_up(self) -> None:
-        """Leaves the program to a rehearsal of Lightning's."""
+        """Leaves the program to a rehearsal of Lightning."""
         global _run
         _run = None
         self._calls.remove()
@@ -158,7 +158,7 @@ class _PlainRun(LoopRun):
     def batches(self, iterate: Callable[[Any], Iterator[Any]], loader: Any) -> Iterator[Any]:
         self._look()
         is_training = torch.is_grad_enabled() and any(each.training for each in self._modules)
-        if is_training and not self.is_trained:  # it looks at its data
+        if is_training and not self.is_trained:  # the program only looks at its data
             return iterate(loader)
         if is_training:
             self._check_request()
@@ -181,8 +181,8 @@ class _PlainRun(LoopRun):
             )
 
     def _look(self) -> None:
-        """Looks which modules and optimizers have weights on the card now."""
-        gc.unfreeze()  # what was there before the fork is not among the objects otherwise
+        """Finds the modules and optimizers that have weights on the card now."""
+        gc.unfreeze()  # otherwise objects from before the fork are not listed
         objects = gc.get_objects()
         gc.freeze()
         modules = [each for each in objects if issubclass(type(each), nn.Module)]
@@ -199,7 +199,7 @@ class _PlainRun(LoopRun):
                 p for group in vars(each).get("param_groups", ()) for p in group["params"]
             )
         ]
-        # DeepSpeed's, which are no optimizers of torch.
+        # DeepSpeed's optimizers are no optimizers of torch.
         engines = [vars(each).get("optimizer") for each in self._modules]
         self._optimizers += [each for each in engines if hasattr(each, "zero_grad")]
 
@@ -211,7 +211,7 @@ class _PlainRun(LoopRun):
             return
         self._look()
         if self.is_trained and any(each is module for each in self._modules):
-            # What torch compiles is not to see this hook.
+            # Removed before torch compiles the module, which would see the hook.
             self._calls.remove()
             self._check_request()
             if self.batch_size is not None:
@@ -247,7 +247,7 @@ class _PlainRun(LoopRun):
         if _run is not self:
             return
         super().note_step(optimizer)
-        if self._num_steps == 1:  # a loader may be some batches ahead
+        if self._num_steps == 1:  # backwards are counted, since a loader may be some batches ahead
             self._num_micro_batches = max(1, self._num_backwards)
         if not self.has_loader:
             self._watch.note_batch(self._num_steps, None)

@@ -32,35 +32,35 @@ from lightning_gaudi.tools.plan.request import MAX_FORKS, Counted, Rehearsed, Re
 
 
 class PlanError(RuntimeError):
-    """A program could not be rehearsed; the message says why."""
+    """Says that a program could not be rehearsed, and why."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A way to run a program, and what it takes."""
+    """Describes a way to run a program, and what it takes."""
 
     request: Request
     change: str
-    """What is other than in the program, in words; empty for the program as it is."""
+    """What differs from the program, in words; empty for the program as it is."""
     rehearsed: Rehearsed | None
     counted: Counted | None = None
     largest: Mapping[str, int] = field(default_factory=dict)
-    """The largest batch of each card by the card's key; 0 where one sample does not fit."""
+    """The largest batch of each card by the card's key; 0 if not one sample fits."""
     is_searched: bool = True
-    """Whether larger ones were looked for to the end; False if that took too long."""
+    """Whether the search for larger batches came to its end; False if it took too long."""
     why: str = ""
-    """Why larger ones could not be rehearsed; empty if that took too long."""
+    """Why larger batches could not be rehearsed; empty if the search took too long."""
     on: str = ""
-    """The card by its title where it was rehearsed for that one alone."""
+    """The title of the card if it was rehearsed for that one alone."""
     error: str = ""
     """Why it could not be rehearsed."""
     instead: str = ""
-    """The setting that the program names where it refuses to run so; of what follows it, too."""
+    """The setting that the program names where it refuses to run so."""
     published: PublishedRun | None = None
-    """The published run that the program says it is; None where it is changed."""
+    """The published run that the program declares to be; None if it is changed."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as JSON has it."""
+        """Returns the plan as plain data for JSON."""
         found = asdict(self)
         found["request"] = {
             name: value
@@ -71,10 +71,10 @@ class Planned:
 
 
 _ENOUGH = 2**10
-"""Seconds after which a rehearsal is given up."""
+"""The seconds after which a rehearsal is given up."""
 
 _LOOK_S = 0.5
-"""How often what a rehearsal has found so far is looked at."""
+"""The seconds between two looks at what a rehearsal has found so far."""
 
 _NOTHING_RAN = (
     'nothing in it used a card. Have it train on "hpu", or plan its module with a batch '
@@ -99,7 +99,7 @@ CHANGES: Sequence[tuple[str, Mapping[str, Any]]] = (
         {"strategy": "deepspeed_stage_3_offload", "devices": 8, "checkpointing": True},
     ),
 )
-"""What may make a program fit, the cheapest first: that costs time, then cards, then the host."""
+"""The changes that may make a program fit; first come those that cost time, then cards or host."""
 
 
 def plan(
@@ -111,15 +111,15 @@ def plan(
     tell: Callable[[str], None] = lambda text: None,
     change: str = "",
 ) -> Iterator[Planned]:
-    """Rehearses a program as it is, and where it does not fit a card, with what makes it fit.
+    """Rehearses a program as it is and, if it does not fit a card, with changes that make it fit.
 
     Args:
-        command: A program that has a Trainer run.
-        request: How it is to run.
-        cards: What it might run on.
+        command: The program, which runs a Trainer.
+        request: How the program should run.
+        cards: The cards that it might run on.
         with_changes: Whether to look for changes.
-        tell: Is told of what goes on, a sentence at a time.
-        change: In which way the request is not the program as it is, in words.
+        tell: Is called with a sentence on what happens next.
+        change: How the request differs from the program as it is, in words.
 
     Raises:
         PlanError: The program itself cannot be rehearsed.
@@ -143,7 +143,7 @@ def plan(
         rehearsed = rehearsed or found.rehearsed
         missing = [card for card in missing if not found.largest.get(card.key)]
     assert rehearsed is not None
-    setting = ""  # that a refusal has named: the next change would be refused alike
+    setting = ""  # named by a refusal, and used for the next changes, which would be refused alike
     for change, values in _changes(rehearsed) if with_changes else ():
         changed = replace(request, **values)
         if not missing or changed == request:
@@ -151,7 +151,7 @@ def plan(
         if error := _too_large_here(changed, rehearsed):
             yield Planned(changed, change, None, error=error)
             continue
-        # Only shards make less of what a step holds whatever the batch.
+        # Only shards reduce the memory that a step holds whatever the batch.
         held = rehearsed.held_bytes if "strategy" not in values else 0
         if all(held > card.budget_bytes for card in missing):
             continue
@@ -163,7 +163,7 @@ def plan(
 
 
 def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
-    """Returns what may make less of a program: shards alone, where nothing is trained."""
+    """Returns the changes that may reduce a program's memory; only shards if nothing is trained."""
     if not found.has_strategy:
         return [
             each for each in CHANGES if found.can_checkpoint and [*each[1]] == ["checkpointing"]
@@ -180,7 +180,7 @@ def _changes(found: Rehearsed) -> Sequence[tuple[str, Mapping[str, Any]]]:
 
 
 def _too_large_here(request: Request, found: Rehearsed) -> str:
-    """Tells why a rank with its part on the host, in real memory, cannot be rehearsed here."""
+    """Returns why a rank that offloads to the host, into real memory, cannot be rehearsed here."""
     if "offload" not in (request.strategy or ""):
         return ""
     needed, free = found.held_bytes // (request.devices or 1) * MAX_FORKS, _free_bytes()
@@ -193,7 +193,7 @@ def _too_large_here(request: Request, found: Rehearsed) -> str:
 
 
 def _free_bytes() -> int | None:
-    """Returns the free memory of this machine in bytes; None where the system does not say."""
+    """Returns the free memory of this machine in bytes; None if the system does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -203,21 +203,21 @@ def _free_bytes() -> int | None:
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to run a program, which is to be rehearsed."""
+    """Rehearses one way to run a program."""
 
     command: Sequence[str]
     request: Request
     cards: Sequence[Card]
-    """Those that it is judged by."""
+    """The cards that it is judged by."""
     change: str
-    """What is other than in the program, in words."""
+    """What differs from the program, in words."""
     tell: Callable[[str], None]
 
     def rehearsed_as_told(self, known: str) -> Iterator[Planned]:
-        """Rehearses a change; where the program refuses it, once more as it says that it runs.
+        """Rehearses a change and, if the program refuses it, again with the setting that it names.
 
         Args:
-            known: A setting that it has named before, to begin with; empty if it has named none.
+            known: A setting that the program has named before, to begin with; or empty.
         """
         if known:
             found = [*self._following(known)]
@@ -232,13 +232,13 @@ class _Way:
         yield from (first, *more)
 
     def _following(self, setting: str) -> Iterator[Planned]:
-        """Rehearses it with a setting that the program has named."""
+        """Rehearses the way with a setting that the program has named."""
         change = f"{self.change}, {setting}"
         told = replace(self, command=[*self.command, f"--{setting}"], change=change)
         return (replace(each, instead=setting) for each in told.rehearsed_for_each())
 
     def rehearsed_for_each(self) -> Iterator[Planned]:
-        """Rehearses it, and once more for cards on which its attention is not fused."""
+        """Rehearses the way, and again for cards on which its attention is not fused."""
         on = f", on a {title}" if (title := _alone(self.cards)) else ""
         what = self.change or "as it is"
         self.tell(f"{what}{on}: it starts")
@@ -274,12 +274,12 @@ class _Way:
     def _planned(
         self, found: list[dict[str, Any]], cards: Sequence[Card], why: tuple[str, str]
     ) -> Planned:
-        """Returns what a rehearsal has found.
+        """Returns the plan of a rehearsal.
 
         Args:
-            found: What the program has written.
-            cards: Those that it was judged by.
-            why: How the program has ended, and what it has printed: said if that is not all.
+            found: The results that the program has written.
+            cards: The cards that it was judged by.
+            why: How the program ended and what it printed, for the error if results are missing.
         """
         errors = [each["error"] for each in found if "error" in each]
         first = next((each for each in found if "rehearsed" in each), None)
@@ -307,7 +307,7 @@ class _Way:
 
 
 class _Progress:
-    """Tells what a rehearsal has written since it was asked last."""
+    """Reports what a rehearsal has written since the last look."""
 
     def __init__(self, result: Path, what: str, tell: Callable[[str], None]) -> None:
         self._result, self._what, self._tell = result, what, tell
@@ -315,7 +315,7 @@ class _Progress:
         self._begun = time.monotonic()
 
     def look(self) -> None:
-        """Looks now."""
+        """Reports what is new."""
         found = read_results(self._result)
         for each in found[self._num_told :]:
             text = ""
@@ -331,7 +331,7 @@ class _Progress:
 
 
 def _run(command: Sequence[str], env: dict[str, str], progress: _Progress) -> tuple[int, str]:
-    """Returns a program's exit status and the end of what it said; nothing of it is left."""
+    """Runs a program; returns its exit status and its last words, and leaves no process."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
         list(command), env=env, stdout=pipe, stderr=pipe, text=True, start_new_session=True
@@ -351,18 +351,18 @@ def _run(command: Sequence[str], env: dict[str, str], progress: _Progress) -> tu
     finally:
         process.kill()
         process.wait()
-        end_group(process.pid)  # its forks; usually none is left
+        end_group(process.pid)  # ends its forks, of which usually none is left
     return process.returncode, f"{said[-2000:]}{errors[-3000:]}"
 
 
 def _alone(cards: Sequence[Card]) -> str:
-    """Returns the title of cards without fused attention if there are no others; else none."""
+    """Returns the title of cards without fused attention if all cards are such; else ""."""
     return "" if any(card.has_fused_attention for card in cards) else cards[0].title
 
 
 def _environment(request: Mapping[str, str], cards: Sequence[Card]) -> dict[str, str]:
     """Returns the environment of a program's first rank, on a dry card."""
-    # Those that have fused attention plan alike.
+    # One stands for all cards with fused attention, which plan alike.
     fused = next(key for key, gaudi in GAUDIS.items() if gaudi.has_fused_attention)
     key = cards[0].key if _alone(cards) else fused
     return os.environ | {
@@ -383,12 +383,13 @@ def plan_module(
     """Plans the training of a module on a batch.
 
     Args:
-        make: A function of a module that makes it, or the module itself, which is pickled: one of
-            torch, which AdamW trains on its loss, or a LightningModule.
-        batch: What the module takes: keyword arguments in a dict, positional ones in a sequence.
-        request: How it is to run.
-        cards: What it might run on.
-        with_changes: Whether to look for what makes it fit.
+        make: An importable function that makes the module, or the module itself, which is pickled.
+            It is a LightningModule, or a module of torch, which AdamW trains on its loss.
+        batch: The arguments of the module: keyword arguments in a dict, positional ones in a
+            sequence.
+        request: How it should run.
+        cards: The cards that it might run on.
+        with_changes: Whether to look for changes that make it fit.
 
     Raises:
         PlanError: It cannot be rehearsed.

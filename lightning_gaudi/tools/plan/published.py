@@ -1,8 +1,8 @@
-"""What was published of a run, beside what its plan says.
+"""Compares what was published of a run with what its plan says.
 
 A program declares that it is a published run by a callback of its Trainer that has a method
-`published_run`. The figures are the program's; none are known here. What a
-step takes by a card's peaks stands beside them: an estimate, and no measurement.
+`published_run`. The figures are the program's, and none are known here. The time of a step by a
+card's peaks stands beside them, which is an estimate and not a measurement.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from lightning_gaudi.tools.plan.step_times import as_public_runs
 
 @dataclass(frozen=True)
 class Beside:
-    """A published figure, and what the plan says of it."""
+    """Holds a published figure, and what the plan says of it."""
 
     figure: Figure
     card: str
-    """The key of the card, or "" where it is none that plans are made for."""
+    """The key of the card; "" if no plans are made for it."""
     least: float | None
-    """The figure as it would be if a step took what it takes at least; None if not estimated."""
+    """The figure if a step took the least possible time; None if it is not estimated."""
     unfused: float | None
-    """The same by what operators read and write."""
+    """The figure if each operator read and wrote memory."""
     why_not: str
     """Why it is not estimated."""
     likely: tuple[float, float] | None = None
-    """The range in which it would be if a step took what it takes in public runs."""
+    """The range of the figure if a step took as long as in public runs."""
     why_not_likely: str = ""
     """Why there is no such range."""
 
     @property
     def errors(self) -> tuple[float, float] | None:
-        """Of both, as shares of the published value: 0.1 is ten percent more."""
+        """The errors of both estimates as shares of the published value; 0.1 is 10 % more."""
         if self.least is None or self.unfused is None:
             return None
         return self.least / self.figure.value - 1, self.unfused / self.figure.value - 1
@@ -45,23 +45,23 @@ class Beside:
 
 @dataclass(frozen=True)
 class Room:
-    """Whether a batch fits a card, as published and as planned."""
+    """Compares whether a batch fits a card, as published and as planned."""
 
     hardware: str
     batch_size: int
     did_fit: bool
-    """As published: it ran, or there was no room."""
+    """Whether it ran, as published, or there was no room."""
     largest: int | None
-    """The largest batch of the plan; None where that card is not planned for."""
+    """The largest batch of the plan; None if there is no plan for that card."""
 
     @property
     def agrees(self) -> bool | None:
-        """Whether the plan says the same; None where it says nothing."""
+        """Whether the plan says the same; None if it says nothing."""
         return None if self.largest is None else (self.batch_size <= self.largest) == self.did_fit
 
 
 def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
-    """Returns the run that a Trainer's callbacks say it is, if one does."""
+    """Returns the published run that a callback of a Trainer declares; None if none does."""
     for each in callbacks:
         if hasattr(each, "published_run"):
             run: PublishedRun = each.published_run()
@@ -70,12 +70,12 @@ def declared(callbacks: Iterable[Any]) -> PublishedRun | None:
 
 
 def beside(run: PublishedRun, request: Request, found: Rehearsed, counted: Counted) -> list[Beside]:
-    """Returns each figure of a run, with its estimate, or with why there is none."""
+    """Returns each figure of a run with its estimate, or with the reason why there is none."""
     return [_beside(each, run, request, found, counted) for each in run.figures]
 
 
 def rooms(run: PublishedRun, largest: Mapping[str, int]) -> list[Room]:
-    """Returns each batch that is known to have fitted a card, or not to."""
+    """Returns each batch of which is known whether it fitted a card."""
     fitted = {(each.hardware, each.batch_size): True for each in run.figures}
     refused = {(each.hardware, each.batch_size): False for each in run.no_room}
     found = []
@@ -117,7 +117,7 @@ def _beside(
 def _as_figure(
     name: str, seconds: float, run: PublishedRun, found: Rehearsed, counted: Counted
 ) -> float | None:
-    """Returns what a figure is if a step takes so long; None where that does not say it."""
+    """Returns the value of a figure if a step takes so long; None if that does not decide it."""
     if name == "train_samples_per_s":
         batch = found.batch_size * counted.num_micro_batches * counted.num_replicas
         return batch / seconds if seconds else None
@@ -135,22 +135,22 @@ def _why_not(name: str) -> str:
 
 
 def _card(hardware: str) -> Card | None:
-    """Returns the card that is published as `hardware`; a first Gaudi has no number there."""
+    """Returns the card that sources call `hardware`; they give a first Gaudi no number."""
     title = "Gaudi 1" if hardware == "Gaudi" else hardware
     return next((card for card in CARDS.values() if card.title == title), None)
 
 
 def step_seconds(card: Card, found: Rehearsed, counted: Counted) -> tuple[float, float]:
-    """Returns a step's time by the card's peaks, in bf16: at least, and if nothing is fused.
+    """Returns the time of a step by the card's peaks in bf16: the least, and if nothing is fused.
 
-    The arithmetic, what is sent, or the memory that is read and written, whichever takes longer.
-    What is held whatever the batch is touched once in each step, and the weights as often as more
-    than what fits a card's caches is read between: once a token, where texts are written.
+    It is the time of the arithmetic, of the links, or of the memory, whichever is longest. Memory
+    that is held whatever the batch is touched once in each step. The weights are read again
+    whenever more than a card's caches hold was read in between: once a token, if texts are written.
     Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", 2009.
     """
     arithmetic = counted.flops / card.bf16_flops
     sent = sum(counted.collective_bytes.values())
-    # A link's bandwidth is that of both directions, and each has one.
+    # The bandwidth of a link is that of both directions together, and a rank sends in one.
     links = 2 * sent / card.link_bandwidth if card.link_bandwidth else 0.0
     touched = max(found.held_bytes, counted.weight_bytes)
     least = max(arithmetic, links, touched / card.bandwidth)

@@ -1,4 +1,4 @@
-"""A published run beside its plan, as text and as JSON."""
+"""Renders a published run beside its plan, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ON, _VALUE = 12, 24
 
 
 def published_text(planned: Planned) -> list[str]:
-    """Returns lines of a table: each figure and its estimates, then which batches fitted."""
+    """Returns the lines of a table of figures and estimates, and of the batches that fitted."""
     run = planned.published
     if run is None:
         return []
@@ -47,7 +47,7 @@ def published_text(planned: Planned) -> list[str]:
 
 
 def published_dict(planned: Planned) -> dict[str, Any] | None:
-    """Returns the same as plain data; errors are shares of the published value."""
+    """Returns the same as plain data; errors are shares of the published values."""
     if planned.published is None:
         return None
     figures, fitted = _found(planned)
@@ -79,7 +79,7 @@ def _found(planned: Planned) -> tuple[Sequence[Beside], Sequence[Room]]:
     assert counted is not None
     figures = beside(run, planned.request, rehearsed, counted)
     fitted = rooms(run, planned.largest)
-    if planned.on:  # what is of other cards stands beside the plan for those
+    if planned.on:  # figures of other cards stand beside the plan for those
         figures = [each for each in figures if each.card in planned.largest]
         fitted = [each for each in fitted if each.largest is not None]
     return figures, fitted

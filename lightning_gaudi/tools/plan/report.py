@@ -1,4 +1,4 @@
-"""A plan as text."""
+"""Renders a plan as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_gaudi.tools.plan.search import LARGEST
 from lightning_gaudi.tools.plan.step_times import AsPublicRuns, as_public_runs, duration
 
 _SHOWN_BYTES = 2**16
-"""Of the host: less is not worth a line."""
+"""The least memory of the host that is worth a line."""
 
 
 def text(
@@ -27,10 +27,10 @@ def text(
     """Returns what a way to run a program takes, and which cards it fits.
 
     Args:
-        planned: The way.
-        cards: Those that it is judged by.
-        num_steps: Of a whole run, to say how long it takes; by default those of a published run.
-        price: Of an hour of a card, to say what it costs, in any currency.
+        planned: The way to run the program.
+        cards: The cards that it is judged by.
+        num_steps: The steps of a whole run, to say how long it takes; by default a published run's.
+        price: The price of an hour of a card in any currency, to say what the run costs.
     """
     title = planned.change or "as it is"
     title += f", on a {planned.on} (attention unfused)" if planned.on else ""
@@ -70,7 +70,7 @@ def _as_public_runs(
     num_steps: int | None,
     price: float | None,
 ) -> list[str]:
-    """Returns what the last column is made of, why it is empty, and how long a whole run takes."""
+    """Returns the lines on the last column: its basis, why it is empty, a whole run's time."""
     titles = {card.key: card.title for card in cards if card.key in planned.largest}
     known = {
         title: as_public_runs(key, counted, found.num_cards)
@@ -125,7 +125,7 @@ def _whole_run(
 
 
 def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
-    """Returns of which cards memory and speeds were measured, and do not come from the tables."""
+    """Returns a line for each card whose memory and speeds were measured."""
     return [
         f"  {card.title}: memory and speeds as {card.measured} says, as far as it has them."
         for card in cards
@@ -134,7 +134,7 @@ def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
 
 
 def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
-    """Returns what is kept free of a card, and what may need it."""
+    """Returns the lines on the memory that is kept free, and what may need it."""
     kept = [card for card in cards if card.kept_bytes and card.key in planned.largest]
     if not kept:
         return []
@@ -152,7 +152,7 @@ def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:
 
 
 def _guessed(found: Rehearsed) -> list[str]:
-    """Returns at which lines the size of a result depends on values that only a run has."""
+    """Returns the lines of code at which the size of a result depends on values of a real run."""
     if not found.guessed:
         return []
     return [

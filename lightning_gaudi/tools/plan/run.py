@@ -1,4 +1,4 @@
-"""What a rehearsal asks of the run that it measures, a Trainer's or a loop of the user's."""
+"""Defines what a rehearsal needs of the run that it measures, a Trainer's or a user's loop."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ class Run(ABC):
     """A run on a dry card, as it is now."""
 
     batch_size: int | None = None
-    """Of all batches; None for the program's own."""
+    """The size of all batches; None for the program's own."""
     of_loader: int | None = None
-    """What its loader of training says of its batches."""
+    """The batch size that its loader of training declares."""
     has_loader = True
-    """Whether a loader gives its batches, so that others than the program's can be had."""
+    """Whether a loader gives its batches, so that other sizes can be tried."""
     has_strategy = True
-    """Whether Lightning runs it: its strategy and precision are settings then."""
+    """Whether Lightning runs it, so that its strategy and precision are settings."""
 
     def note_first_loader(self, loader: Any) -> None:
-        """Notes what a loader says of its batches, if it is the first one."""
+        """Notes the batch size that a loader declares, if it is the first loader."""
         if self.of_loader is None:
             self.of_loader = batch_size_of(loader)
 
     def size_of(self, batch: Any) -> int:
-        """Returns how many samples a batch of training has."""
+        """Returns the number of samples of a training batch."""
         return self.batch_size or size_of(batch, self.of_loader)
 
     @property
     def strategy(self) -> Any:
-        """Of the Trainer or Fabric; None where there is neither."""
+        """The strategy of the Trainer or Fabric; None if there is neither."""
         return None
 
     @property
     def num_cards(self) -> int:
-        """Cards that run it together: the ranks of its process group."""
+        """The number of cards that run it together, which are the ranks of its process group."""
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     @property
     def num_replicas(self) -> int:
-        """Groups of cards that each take a batch of their own."""
+        """The number of groups of cards that each take a batch of their own."""
         found = getattr(self.strategy, "distributed_sampler_kwargs", None) or {}
         return int(found.get("num_replicas", 1))
 
@@ -56,25 +56,25 @@ class Run(ABC):
     @property
     @abstractmethod
     def model(self) -> Any:
-        """As the strategy has wrapped it; None where nothing is set up."""
+        """The model as the strategy has wrapped it; None if nothing is set up."""
 
     @property
     @abstractmethod
     def optimizers(self) -> list[Any]:
-        """As the strategy has wrapped them."""
+        """The optimizers as the strategy has wrapped them."""
 
     @property
     @abstractmethod
     def is_trained(self) -> bool:
-        """Whether it takes steps of an optimizer."""
+        """Whether the run takes steps of an optimizer."""
 
     @property
     @abstractmethod
     def num_micro_batches(self) -> int:
-        """Batches of a step of the optimizer."""
+        """The number of batches in a step of the optimizer."""
 
     def can_save(self, *, weights_only: bool) -> bool:
-        """Returns whether it can save a checkpoint of all, or of the weights alone."""
+        """Returns whether the run can save a checkpoint of all, or of the weights alone."""
         return True
 
     @abstractmethod
@@ -83,4 +83,4 @@ class Run(ABC):
 
     @abstractmethod
     def end(self) -> NoReturn:
-        """Ends it: what is wanted of it is known."""
+        """Ends the run once everything wanted of it is known."""

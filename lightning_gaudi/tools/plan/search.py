@@ -1,6 +1,7 @@
-"""The largest batch that keeps within a budget, found with few measurements.
+"""Finds the largest batch that keeps within a budget, with few measurements.
 
-A search asks for what it wants to be measured, so that those of several budgets can go on at once.
+A search yields the sizes that it wants to be measured, so that the searches for several budgets can
+go on at once.
 """
 
 from __future__ import annotations
@@ -11,38 +12,40 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 LARGEST = 2**14
-"""No larger batch is looked for: it takes seconds, and who would train by it does not ask."""
+"""The largest batch that is looked for; each measurement takes seconds, and nobody needs more."""
 
 _CLOSE = 64
-"""A batch that is larger by less than this part is not looked for: each takes seconds."""
+"""A batch that is larger by less than this part is not looked for, since each takes seconds."""
 
 _NEAR = 4
-"""Below a size that cannot be measured none is looked for that is larger by less than this factor:
-each takes as long as the longest that is waited for."""
+"""Below a size that cannot be measured, a size must be larger by this factor to be looked for.
+
+Each of these takes as long as the longest measurement that is waited for."""
 
 _FIRST_LEAP = 16
 
 _ENOUGH_POOR = 2
-"""Guesses in a row that left more than half of what was between the nearest sizes: what grows is
-not in a line then, or more grows than is told."""
+"""The guesses in a row that may leave more than half of the range between the nearest sizes.
+
+After these, memory does not grow in a line, or more of it grows than is reported."""
 
 
 class Need(NamedTuple):
-    """What a batch size takes, in bytes."""
+    """The bytes that a batch size takes."""
 
     whole: int
-    """All that a card must have."""
+    """The memory that a card must have."""
     growing: int
-    """The part of it that depends on the batch: what forward and backward need at once."""
+    """The part that depends on the batch, which forward and backward need at once."""
 
 
 class Largest(NamedTuple):
-    """What a search has found."""
+    """Holds what a search has found."""
 
     sizes: list[int]
-    """For each budget; 0 if not even one sample keeps within it."""
+    """The largest size for each budget; 0 if not even one sample keeps within it."""
     is_complete: bool
-    """Whether nothing much larger keeps within them; False if the search was ended before."""
+    """Whether nothing much larger keeps within the budgets; False if the search was ended early."""
 
 
 def largest_within(
@@ -55,19 +58,20 @@ def largest_within(
 ) -> Largest:
     """Returns about the largest batch size that keeps within each budget.
 
-    The one that is found keeps within it; one that is 2 % larger may, too.
+    The size that is found keeps within it; one that is 2 % larger may do so, too.
 
-    Each tensor grows in a line with the batch, so what forward and backward need at once, which is
-    the most of several lines, is convex. Each guess is where the line through the two nearest
-    measurements crosses the budget. Where that is certain enough, the guess is not measured.
+    Each tensor grows in a line with the batch. So the memory that forward and backward need at
+    once, which is the maximum of several lines, is convex. Each guess is where the line through the
+    two nearest measurements crosses the budget. If that is certain enough, the guess is not
+    measured.
 
     Args:
-        measure: Gives the needs of batch sizes; None for a size that cannot be measured, as that of
-            one sample where the model normalizes over the batch. Sizes beyond it are not tried.
-        budgets: In bytes.
-        known: Needs by batch size; gets those that are measured.
-        is_over: Whether to end the search with what is known; asked between measurements.
-        held: What is in use whatever the batch, in bytes; None if that is not known.
+        measure: Returns the needs of batch sizes; None for a size that cannot be measured, such as
+            one sample if the model normalizes over the batch. Sizes beyond it are not tried.
+        budgets: The budgets in bytes.
+        known: The needs by batch size, to which measurements are added.
+        is_over: Returns whether to end the search with what is known; asked between measurements.
+        held: The bytes in use whatever the batch; None if they are not known.
     """
     found = [0] * len(budgets)
     limits = _Limits()
@@ -87,7 +91,7 @@ def largest_within(
                 del searches[index]
         if not wanted:
             break
-        # The outermost two often tell what the others want to know.
+        # The outermost two often answer the other searches, too.
         for size, need in measure(sorted({min(wanted), max(wanted)})).items():
             if need is not None:
                 known[size] = need
@@ -99,13 +103,13 @@ def largest_within(
 
 @dataclass
 class _Limits:
-    """Sizes that cannot be measured; neither can those beyond."""
+    """The sizes that cannot be measured, nor any beyond them."""
 
     below: int = 0
     above: int = LARGEST + 1
 
     def note(self, size: int, *, is_above: bool) -> None:
-        """Notes one, above all that are measured or below them."""
+        """Notes a size above all measured ones, or below them."""
         if is_above:
             self.above = min(size, self.above)
         else:
@@ -115,7 +119,7 @@ class _Limits:
 def _search(
     budget: int, known: Mapping[int, Need], limits: _Limits, held: int | None
 ) -> Generator[int, None, int]:
-    """Yields a size whose need is not known; when it is asked again, it is, or a limit."""
+    """Yields sizes to be measured; when it goes on, the need is known or the size is a limit."""
 
     def fits(size: int) -> bool:
         return known[size].whole <= budget
@@ -124,29 +128,29 @@ def _search(
     while True:
         low = max((size for size in known if fits(size)), default=limits.below)
         high = min((size for size in known if not fits(size)), default=limits.above)
-        if low not in known:  # of a large model not one sample may fit
+        if low not in known:  # not even one sample of a large model may fit
             if low + 1 >= high:
                 return 0
             yield min(2 * low + 1, high - 1)
             continue
         if high - low <= max(1, low / _CLOSE):
             return low
-        if high == limits.above <= LARGEST:  # no line tells where it begins to fail
+        if high == limits.above <= LARGEST:  # no line tells at which size it begins to fail
             if high <= _NEAR * low:
                 return low
-            yield math.isqrt(low * high)  # halves the ratio of both
+            yield math.isqrt(low * high)  # takes the root of the ratio of both
             continue
         below = max((size for size in known if size < low), default=0)
         most = _crossing(known, below, low, budget)
         if most is not None and low < LARGEST and most - low < low / _CLOSE:
-            return low  # the line from below ends here, and the true one is no flatter
+            return low  # the line from below ends here, and the true curve is no flatter
         if high in known and (certain := _certain(known, low, high, budget)) is not None:
             return certain
         guess = most if high not in known else _crossing(known, low, high, budget)
         if guess is None:
             guess = _leap(known, low, budget, held) if high not in known else (low + high) // 2
         elif high in known:
-            if high - low < width:  # else the last guess was not measured
+            if high - low < width:  # otherwise the last guess was not measured
                 num_poor = num_poor + 1 if 2 * (high - low) > width else 0
             if guess - low < low / _CLOSE or num_poor == _ENOUGH_POOR:
                 guess, num_poor = (low + high) // 2, 0
@@ -155,21 +159,22 @@ def _search(
 
 
 def _leap(known: Mapping[int, Need], low: int, budget: int, held: int | None) -> int:
-    """Returns where to look from one size alone.
+    """Returns the next size to measure if only one size is known.
 
-    A batch of no samples needs what is held, or more: the line through it is too steep rather than
-    too flat, and what is on it fits. Two sizes that are near each other tell little of the others.
+    A batch without samples needs the memory that is held, or more. So the line through that point
+    is too steep rather than too flat, and a size on it fits. Two sizes that are near each other
+    would tell little of others.
     """
     most = None if held is None else _line(0, held, low, known[low].growing, budget)
     return max(most or 0, _FIRST_LEAP * low)
 
 
 def _certain(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
-    """Returns a size between two measured ones that fits, and is close to the largest that does.
+    """Returns a size between two measured ones that fits and is close to the largest that does.
 
-    What is convex lies below the line through both, so where that crosses the budget fits. It lies
-    above the lines through the sizes beyond, so where these cross it nothing larger fits. None
-    where the two are not close, or where something else fills the card.
+    A convex curve lies below the line through both, so the size where that line crosses the budget
+    fits. It lies above the lines through the sizes beyond, so nothing fits beyond where these cross
+    it. It returns None if the two are not close, or if something else fills the card.
     """
     safe = _crossing(known, low, high, budget)
     if safe is None or known[high].whole > known[high].growing:
@@ -184,7 +189,7 @@ def _certain(known: Mapping[int, Need], low: int, high: int, budget: int) -> int
 
 
 def _crossing(known: Mapping[int, Need], low: int, high: int, budget: int) -> int | None:
-    """Returns where the line through two sizes meets a budget; None if it does not."""
+    """Returns the size at which the line through two sizes meets a budget; None if it does not."""
     return _line(low, known[low].growing, high, known[high].growing, budget) if low else None
 
 

@@ -1,7 +1,7 @@
-"""A Trainer's run on a dry card.
+"""Rehearses the run of a user's Trainer.
 
-The program is the user's. Its Trainer gets the strategy, cards and precision that are asked for,
-and nothing that writes to the disk. What it would run is run in forks of the process.
+The Trainer gets the strategy, cards and precision that are asked for, and no callback that writes
+to the disk. Its run takes place in forks of the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DROPPED = (
     *("ProgressBar", "ModelSummary", "EarlyStopping", "OnExceptionCheckpoint"),
     *("SaveConfigCallback", "BasePredictionWriter", "RunReport"),
 )
-"""Callbacks that write, or want a logger, a score or a clock; those derived from them, too."""
+"""The callbacks, with their subclasses, that write, or need a logger, a score or a clock."""
 
 _SETTINGS = {
     **{"logger": False, "profiler": None},
@@ -38,19 +38,19 @@ _SETTINGS = {
     **{"val_check_interval": None, "check_val_every_n_epoch": 1},
     **{"limit_predict_batches": 1.0},
 }
-"""Of a Trainer that takes a few steps, and leaves nothing behind."""
+"""The arguments of a Trainer that takes a few steps, and leaves nothing behind."""
 
 _run: _TrainerRun | None = None
-"""Of the fork that this process is."""
+"""The run that this process rehearses, if it is a fork."""
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
+    """Returns the arguments of a Trainer that rehearses, from those that a program has passed."""
     request = dry_run.read_request()
     found = {**given, **_SETTINGS, **dry_run.settings(request, given)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     for name in ("limit_val_batches", "limit_test_batches"):
-        if limit := found.get(name):  # of a number, enough to measure; none stay none
+        if limit := found.get(name):  # a number is raised so that it is enough; 0 stays 0
             found[name] = limit if isinstance(limit, float) else max(NUM_STEPS, limit)
     callbacks = found.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
@@ -63,15 +63,15 @@ def _is_dropped(callback: Any) -> bool:
 
 
 def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
-    """Measures what a run takes, for all that the request asks, and ends the program.
+    """Measures what a run takes in all ways that the request asks for, and ends the program.
 
     Args:
-        run: Has the Trainer fit, validate, test or predict.
-        trainer: Its cards are dry.
-        family: Of the Trainer.
+        run: Makes the Trainer fit, validate, test or predict.
+        trainer: The Trainer, whose cards are dry.
+        family: The family of the Trainer.
 
     Raises:
-        SystemExit: When all is measured.
+        SystemExit: All is measured.
     """
     request = dry_run.read_request()
 
@@ -95,7 +95,7 @@ def _find(
     family: Family,
     make_watch: Callable[[Run], Watch],
 ) -> Counted | Rehearsed:
-    """Runs it in this process, a fork that ends behind it."""
+    """Runs the Trainer in this process, a fork that ends afterwards."""
     global _run
     model_changes.fill_weights()
     dry_run.begin_fork(family)
@@ -108,11 +108,11 @@ def _find(
 
 
 def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
-    """Returns what a run iterates in place of a loader of the program's."""
+    """Returns the loader that a run iterates over in place of the program's."""
     kind = stage.dataloader_prefix
     limit = getattr(trainer, f"limit_{kind}_batches")
     if hasattr(loader, "num_workers"):
-        loader.num_workers = 0  # nobody waits for it here
+        loader.num_workers = 0  # workers would only cost time to start
     found = Repeated(
         loader,
         _run.batch_size if _run is not None else None,
@@ -121,22 +121,22 @@ def loader_for(loader: Any, trainer: Any, stage: Any) -> Any:
         least=1 if trainer.state.fn == "fit" else NUM_STEPS,
     )
     if _run is not None:
-        _run.note_first_loader(loader)  # a fit's loader of training
+        _run.note_first_loader(loader)  # in a fit, that is the loader of training
     if _run is not None and _run.watch is not None and trainer.state.fn != "fit":
         _run.watch.note_loader(found.num_before, found.num_others)
     return found
 
 
 class _Over(BaseException):
-    """Ends a run: what is wanted of it is known."""
+    """Ends a run once everything wanted of it is known."""
 
 
 class _TrainerRun(Run):
-    """What a Trainer is about to run.
+    """The run of a Trainer.
 
     Args:
-        trainer: It has not run yet.
-        batch_size: Of all batches; None for the program's own.
+        trainer: The Trainer, which has not run yet.
+        batch_size: The size of all batches; None for the program's own.
         checkpointing: Whether activations are computed again; None for what the program says.
     """
 
@@ -148,7 +148,7 @@ class _TrainerRun(Run):
         self._empty_weights = model_changes.EmptyWeights()
 
     def tell(self, watch: Watch, family: Family) -> None:
-        """Tells a watch how far it is, from now on."""
+        """Tells a watch from now on how far the run is."""
         self.watch = watch
         base = importlib.import_module(f"{family.trainer}.callbacks").Callback
         names = {"watch": watch, "run": self}
@@ -164,10 +164,10 @@ class _TrainerRun(Run):
             watch.note_made(module)
             set_up(trainer)
 
-        strategy.setup = set_up_made  # no callback is told between configure_model and it
+        strategy.setup = set_up_made  # since no callback is called between it and configure_model
 
     def note_making(self) -> None:
-        """The module's hooks that may make weights come next; the data are set up."""
+        """Notes that the module's hooks which may make weights come next; the data are set up."""
         self._empty_weights.__enter__()  # type: ignore[no-untyped-call]
 
     @property
@@ -201,14 +201,14 @@ class _TrainerRun(Run):
 
     @override
     def end(self) -> NoReturn:
-        self._trainer.callbacks.clear()  # one of them may write a report of a run that fails
-        # It would bring the whole model to the host, of which there may be too little.
+        self._trainer.callbacks.clear()  # one of them may write a report of a failed run
+        # It would bring the whole model to the host, whose memory may be too small.
         self._trainer.strategy.teardown = lambda: None
         raise _Over
 
 
 class _Told:
-    """The hooks of a callback."""
+    """The hooks of a callback, which tell a watch what happens."""
 
     watch: Watch
     run: _TrainerRun
@@ -230,7 +230,7 @@ class _Told:
     on_test_batch_start = on_predict_batch_start
 
     def on_validation_batch_start(self, trainer: Any, *args: Any) -> None:
-        if trainer.state.fn == "validate":  # and not within a fit
+        if trainer.state.fn == "validate":  # but not within a fit
             self.on_predict_batch_start(trainer, *args)
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
@@ -240,7 +240,7 @@ class _Told:
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self.watch.note_end()
 
-    on_validation_end = on_test_end = on_train_end  # in a fit it is the last evaluation's
+    on_validation_end = on_test_end = on_train_end  # in a fit, the last evaluation's is the end
 
     def on_predict_batch_end(
         self,

@@ -1,4 +1,4 @@
-"""What the operators of a step compute, move and send, counted as they are called."""
+"""Counts what the operators of a step compute, move and send as they are called."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_gaudi.simulator import replays, statistics
 from lightning_gaudi.tools.plan.request import CONVOLUTION
 
 ON_CHIP_BYTES = 2**27
-"""More than any of the cards keeps beside its memory: what is read after so much is read again.
+"""More than the caches of any card hold: weights are read again after so many bytes.
 
 Source: Intel, "Intel Gaudi 3 AI Accelerator", Hot Chips 2024 (24, 48 and 96 MB); NVIDIA, "A100
 Tensor Core GPU" and "H100 Tensor Core GPU" architecture papers (caches of 40 and 50 MB).
@@ -30,7 +30,7 @@ _CONVOLUTION = re.compile(r"::\w*conv(olution|\dd)")
 
 
 class _Part(NamedTuple):
-    """What was counted until a moment, or between two."""
+    """Holds what was counted until a moment, or between two moments."""
 
     flops: int
     moved_bytes: int
@@ -46,11 +46,11 @@ class _Part(NamedTuple):
 
     @property
     def num_passes(self) -> int:
-        """How often all weights were read: a forward is one, and so is a token of a text."""
+        """How often all weights were read: once in a forward, and once for a token of a text."""
         return max(self.reads_of.values(), default=0)
 
     def since(self, before: _Part) -> _Part:
-        """Returns what came behind another moment."""
+        """Returns what was counted since another moment."""
         return _Part(
             self.flops - before.flops,
             self.moved_bytes - before.moved_bytes,
@@ -67,46 +67,46 @@ class _Part(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """What was captured."""
+    """Holds what a captured graph counts."""
 
     graph: object
-    """Kept, so that its number stays its own."""
+    """The graph, kept so that its `id` stays its own."""
     part: _Part
     reads: list[int]
-    """The weights that it reads, in their order."""
+    """The weights that it reads, in order."""
 
 
 class Work(FlopCounter):  # type: ignore[no-untyped-call]
-    """Counts while it is on. What is compiled runs as it was written then.
+    """Counts operators while it is on; compiled code runs uncompiled then.
 
-    A graph of lazy mode counts at each replay as at its capture, which is when its operators are
-    called.
+    The operators of a captured graph are called only at its capture, and are counted again at each
+    replay.
 
     Args:
-        weights: Of the model.
+        weights: The weights of the model.
     """
 
     def __init__(self, weights: Iterable[Tensor] = ()) -> None:
-        # A Gaudi 2 computes twice as fast in fp8 (`hardware`), and a time is to be the least one.
+        # A Gaudi 2 computes twice as fast in fp8 (`hardware`), and the least time is wanted.
         super().__init__(counts_recomputed=True, fp8_cost=0.5)
         self.moved_bytes = 0
-        """Read and written by all operators that compute, if none is fused with another."""
+        """The bytes that all operators read and write, if none is fused with another."""
         self.weight_bytes = 0
-        """Of the weights that products of matrices read, each as often as it must be brought."""
+        """The bytes of weights that products read, as often as these must be fetched."""
         self.is_complete = True
         """Whether the operations of all products of matrices are known."""
         self.flops_of: Counter[str] = Counter()
-        """The same operations by the dtype of what is multiplied, and those of convolutions."""
+        """The operations by the dtype of the factors, and those of convolutions."""
         self.num_operators = 0
-        """Calls of operators that compute."""
+        """The number of calls of operators that compute."""
         self.num_attentions = 0
-        """Calls of those that weigh values: a layer of attention has one in its forward."""
+        """The number of layers of attention, counted by the operator that weighs the values."""
         self.fused_bytes = 0
-        """Read and written, if what works on each element by itself is fused with its kind."""
+        """The bytes that are read and written, if elementwise operators are fused."""
         self.product_bytes = 0
-        """Of these, what products of matrices read and write."""
+        """The bytes of these that products of matrices read and write."""
         self._on_chip: set[int] = set()
-        """Memory of results that such an operator has, and that no other kind has read yet."""
+        """The memory of elementwise results that no operator of another kind has read yet."""
         self._reads_of: Counter[int] = Counter()
         self._weights = {_key(each): each.untyped_storage().nbytes() for each in weights}
         self._read_at: dict[int, int] = {}
@@ -128,16 +128,16 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
 
     @property
     def sent(self) -> Counter[str]:
-        """Bytes that this rank has sent over its links for each kind of collective."""
+        """The bytes that this rank has sent over its links, by kind of collective."""
         counted = {kind: each["sent"] for kind, each in statistics.collective_stats().items()}
         return Counter(counted) + self._sent_by_replays
 
     def note_capture(self) -> None:
-        """Remembers where the capture of a graph begins."""
+        """Notes that the capture of a graph begins."""
         self._captured_from = self.so_far()
 
     def note_captured(self, graph: object, is_run: bool) -> None:
-        """Remembers what a graph is made of."""
+        """Notes that a graph was captured, and keeps what it counts."""
         before = self._captured_from
         part = self.so_far().since(before)
         self._graphs[id(graph)] = _Graph(graph, part, self._reads[before.num_reads :])
@@ -145,7 +145,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             self._add(part, -1)
 
     def note_replay(self, graph: object) -> None:
-        """Counts a graph again."""
+        """Counts a graph that is replayed."""
         if (known := self._graphs.get(id(graph))) is not None:
             self._add(known.part, 1)
             for key in known.reads:
@@ -191,11 +191,12 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         num_calls, num_flops = self._num_calls, self.num_flops
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
-        except ValueError:  # nobody knows how many; what the operator itself raises comes again
+        # The number of operations is not known. An error of the operator itself comes again below.
+        except ValueError:
             self.is_complete = False
             result = func(*args, **(kwargs or {}))
         if self._num_calls > num_calls or func.is_view:
-            return result  # what it is made of has been counted, or it moves nothing
+            return result  # its parts were counted, or it moves nothing
         self._note_operator(func.name(), (args, kwargs), self.num_flops - num_flops)
         self._note_fused(func, (args, kwargs), result)
         is_product = PRODUCTS.search(func.name()) is not None
@@ -218,10 +219,10 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
                 self.flops_of[CONVOLUTION] += flops
 
     def _note_fused(self, func: Any, inputs: Any, result: Any) -> None:
-        """Counts bytes as a compiler of graphs would leave them.
+        """Counts the bytes that would be left by a compiler which fuses operators.
 
-        What comes of an operator on each element stays on the chip for others of its kind. It is
-        written when another kind reads it.
+        The result of an elementwise operator stays on the chip for others of its kind. It is
+        written when an operator of another kind reads it.
         """
         before = self.fused_bytes
         is_fused = torch.Tag.pointwise in func.tags or _CASTS.search(func.name()) is not None
@@ -253,5 +254,5 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
 
 
 def _key(tensor: Tensor) -> int:
-    """Returns the memory that a tensor shows, as long as it is there."""
+    """Returns a key of the memory that a tensor shows, valid as long as the memory is in use."""
     return int(tensor.untyped_storage()._cdata)

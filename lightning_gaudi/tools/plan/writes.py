@@ -1,6 +1,6 @@
-"""What a program writes in a rehearsal: it goes to a folder of its own, which is removed.
+"""Redirects what a program writes in a rehearsal to a folder of its own, which is removed.
 
-Nothing has values there, and what an earlier run has left must stay as it is.
+Nothing has values in a rehearsal, and the files of an earlier run must stay as they are.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ PATCH = "rehearsal-writing"
 
 
 def write_apart(folder: Path) -> None:
-    """Lets this process write new files in a folder apart, from now on.
+    """Makes this process write new files to a folder apart from now on.
 
-    Files of the system, of temporary folders and of caches are written where they are: libraries
-    have their own there, and rename and lock them.
+    Files of the system, of temporary folders and of caches are written where they are, since
+    libraries rename and lock their own files there.
 
     Args:
-        folder: It need not be there.
+        folder: The folder, which need not exist yet.
     """
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     left_alone = [*map(Path, (tempfile.gettempdir(), caches, "/dev", "/proc", "/sys"))]
@@ -40,7 +40,7 @@ def write_apart(folder: Path) -> None:
         if max(above, key=lambda each: len(each.parts), default=project) in left_alone:
             return file
         apart = folder / path.relative_to(path.anchor)
-        # What is opened to be changed in place ("r+") is as often only read, and may be large.
+        # A file that is opened with "r+" is often only read, and may be too large to copy.
         if set(mode).isdisjoint("wax"):
             return apart if apart.exists() else file
         if path.parent.is_dir():
@@ -55,5 +55,5 @@ def write_apart(folder: Path) -> None:
         ) -> Any:
             return original(place_of(file, mode), mode, *args, **more)
 
-    if hasattr(pathlib, "_NormalAccessor"):  # Python 3.10's paths have an `io.open` of their own
+    if hasattr(pathlib, "_NormalAccessor"):  # in Python 3.10, paths keep an `io.open` of their own
         replace(PATCH, pathlib._NormalAccessor, "open", staticmethod(io.open))
