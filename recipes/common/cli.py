@@ -31,7 +31,7 @@ _SWITCHES = {"enable_progress_bar": ProgressBar, "enable_checkpointing": ModelCh
 
 
 class RecipeCLI(LightningCLI):
-    """LightningCLI in which what model and data share is said once, to the data.
+    """LightningCLI in which a setting that model and data share is given once, to the data.
 
     Args:
         classes: of model and data.
@@ -64,7 +64,7 @@ class RecipeCLI(LightningCLI):
         )
 
     def _parse_ckpt_path(self) -> None:
-        """Refuses a model by name beside the checkpoint of another, whose settings come first."""
+        """Refuses a model's name beside a checkpoint of another, whose settings have precedence."""
         name = f"{self.config.get('subcommand')}.model.name"
         asked = self.config.get(name)
         super()._parse_ckpt_path()
@@ -76,7 +76,7 @@ class RecipeCLI(LightningCLI):
             )
 
     def instantiate_classes(self) -> None:
-        """Data first, then model, then Trainer: a wrong setting ends before a card is acquired."""
+        """Makes data, model and Trainer in this order: errors come before a card is acquired."""
         try:
             _check_checkpoint(self._get(self.config, "ckpt_path"))
             _check_environment(self._get(self.config, "environment"))
@@ -106,7 +106,7 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**settings)
 
     def _comparison(self) -> PublishedComparison | None:
-        """Returns what sets the published run's figures, if the settings name one, beside ours."""
+        """Returns the comparison with the published run that the settings name; None if none."""
         if not (name := self._get(self.config, "published")):
             return None
         folder = Path(inspect.getfile(self.model_class)).parent
@@ -114,7 +114,7 @@ class RecipeCLI(LightningCLI):
         return PublishedComparison(find_run(folder, name), config)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Runs it; what Lightning or the strategy finds wrong with the settings is the user's."""
+        """Runs it, and reports errors of Lightning or the strategy about settings as the user's."""
         if subcommand in _SCORES and not self._get(self.config, "ckpt_path"):
             self._warn_of_untrained(subcommand)
         try:
@@ -137,10 +137,10 @@ class RecipeCLI(LightningCLI):
             )
 
     def _exit_as_told(self) -> None:
-        """Ends with the status of the signal, as a shell expects it: Lightning ends with 0 or 1.
+        """Ends with the status of the signal, as a shell expects; Lightning ends with 0 or 1.
 
-        On the first rank only. The others end well: they did what they were told, and a status
-        would have the first one take them for failed.
+        Only the first rank does so. The others end with 0: with another status, the first one would
+        take them for failed.
         """
         exiting = [each for each in self.trainer.callbacks if isinstance(each, OnExitCheckpoint)]
         if exiting and (signum := exiting[0].signal) is not None:
@@ -150,7 +150,7 @@ class RecipeCLI(LightningCLI):
         return f"{type(self.model).__name__} {self.subcommand}"
 
     def _how_to_resume(self) -> str:
-        """Returns the command that the user has typed, and the checkpoint; the last one counts."""
+        """Returns the user's command with a checkpoint behind it, since the last one counts."""
         words = sys.argv[1:] if self.arguments is None else self.arguments
         typed = (
             shown_command([*map(str, words)])
@@ -183,7 +183,7 @@ def run(
     with warnings.catch_warnings():
         # Lightning suspects arguments of a program that has a command line of its own.
         warnings.filterwarnings("ignore", "LightningCLI's args parameter", UserWarning)
-        # What validation logs is summed over all processes before.
+        # The recipes sum what validation logs over all processes themselves.
         warnings.filterwarnings("ignore", ".*sync_dist=True", UserWarning)
         # For prediction too, the loaders of the recipes give each sample once, on any number of
         # ranks.
@@ -194,7 +194,7 @@ def run(
             args=args,
             links=links,
             seed_everything_default=0,
-            save_config_kwargs={"overwrite": True},  # without a logger every run has one folder
+            save_config_kwargs={"overwrite": True},  # without a logger, all runs share a folder
             auto_configure_optimizers=False,
             program=program,
             parser_kwargs={"prog": program},
@@ -203,7 +203,7 @@ def run(
 
 
 def _check_checkpoint(path: str | None) -> None:
-    """Refuses a file that is not there; words such as `last`, and URLs, are Lightning's to read."""
+    """Refuses a file that does not exist; Lightning reads words such as `last`, and addresses."""
     if path is None or path in _FOUND_BY_LIGHTNING or ":" in path or Path(path).exists():
         return
     raise UserError(
@@ -213,7 +213,7 @@ def _check_checkpoint(path: str | None) -> None:
 
 
 def _check_environment(wanted: Mapping[str, Any] | None) -> None:
-    """Refuses variables that nobody has set: `entrypoint.main` does, before torch is imported."""
+    """Refuses variables that are not set; `entrypoint.main` sets them before torch is imported."""
     for name, value in (wanted or {}).items():
         if name not in os.environ:
             raise UserError(

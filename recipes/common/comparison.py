@@ -1,4 +1,4 @@
-"""At the end of `fit` and `predict`: the figures of a run, beside the published ones it claims."""
+"""Prints at the end of `fit` and `predict` the figures of a run beside the published ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIMULATED_ALONE = "host_sync"
 
 
 class PublishedComparison(Callback):
-    """Measure what was published, and print both.
+    """Measures what was published, and prints both.
 
     `rows` and `reasons` have the result after `fit`: a report may show them in its own way.
 
@@ -41,17 +41,17 @@ class PublishedComparison(Callback):
         self._clock = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock, and see on which card; at the end of `fit` the model has left it."""
+        """Starts the clock, and notes the card, which the model has left at the end of `fit`."""
         self._hardware = _hardware(pl_module)
         self._seconds = {"train": 0.0, "val": 0.0}
         self._clock = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was trained until here has its time."""
+        """Reads the clock: the time of the training until here is known."""
         self._read_clock("train")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Only the last validation counts."""
+        """Reads the clock; only the last validation counts."""
         self._seconds["val"] = 0.0
         self._read_clock("val")
 
@@ -60,11 +60,11 @@ class PublishedComparison(Callback):
         self._read_clock("train")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Compare, and print it once."""
+        """Compares the figures, and prints the comparison once."""
         self._compare(trainer, self._measured(trainer))
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """See on which card."""
+        """Notes the card."""
         self._hardware = _hardware(pl_module)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -73,7 +73,7 @@ class PublishedComparison(Callback):
             self._compare(trainer, pl_module.figures())  # type: ignore[operator]
 
     def published_run(self) -> PublishedRun:
-        """Returns what `lightning-gaudi plan` is to compare with, which runs nothing."""
+        """Returns the run that `lightning-gaudi plan`, which trains nothing, compares with."""
         return planned_run(self.run, self.config)
 
     def _compare(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
@@ -85,7 +85,7 @@ class PublishedComparison(Callback):
             self._add_to_report(trainer)
 
     def _add_to_report(self, trainer: Trainer) -> None:
-        """Makes the files of the report say it, too; the report was made before this."""
+        """Adds the comparison to the files of the report, which was made before."""
         title = f"Published run {self.run.name}: {self.run.title}"
         reasons = [("not comparable", reason) for reason in self.reasons]
         rows = [_line(row, is_judged=not reasons) for row in self.rows]
@@ -112,7 +112,7 @@ class PublishedComparison(Callback):
 
 
 def planned_run(run: Run, config: Mapping[str, Any]) -> PublishedRun:
-    """Returns a published run as a plan takes it.
+    """Returns a published run in the form that a plan takes.
 
     Args:
         run: the published one.
@@ -159,7 +159,7 @@ def _line(row: Row, *, is_judged: bool) -> sections.Row:
 
 
 def _hardware(module: LightningModule) -> str | None:
-    """Gaudi, Gaudi 2 or Gaudi 3; None for a simulated card and for everything else."""
+    """Returns Gaudi, Gaudi 2 or Gaudi 3; None for a simulated card and any other device."""
     if module.device.type != "hpu" or vendor.metric(_SIMULATED_ALONE) is not None:
         return None
     found = re.match(r"GAUDI(\d?)", vendor.device_name().upper())
@@ -174,7 +174,7 @@ def _no_such_card(run: Run, hardware: str | None) -> list[str]:
 
 
 def _cut_short(run: Run, trainer: Trainer) -> list[str]:
-    """Fewer cards, batches or steps than the settings say."""
+    """Returns in what a run had fewer cards, batches or steps than the settings say."""
     found = []
     if trainer.world_size != run.num_cards:
         found.append(f"{trainer.world_size} card(s), not {run.num_cards}")

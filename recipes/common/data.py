@@ -20,14 +20,14 @@ _POSITION = "train_loader"
 
 
 class RecipeData(LightningDataModule):
-    """Abstract: training goes on within an epoch where the checkpoint was saved.
+    """The abstract base of the recipes' data: training goes on within an epoch after a resume.
 
     A subclass returns `self.resumed(loader)` from `train_dataloader`, and adds what else belongs in
     the checkpoint to `state_dict` and `load_state_dict` of this class.
 
-    Lightning saves the place of the loader, too, but does not go back to it where the length of the
-    run was asked for before, as a schedule does under `trainer.max_epochs`: it makes the loader
-    then, and loads states only when it makes one (lightning/pytorch/loops/fit_loop.py, setup_data).
+    Lightning saves the place of the loader, too, but does not always go back to it. It loads states
+    only when it makes the loader, and if a schedule asks for the length of the run, as under
+    `trainer.max_epochs`, it has made it before (lightning/pytorch/loops/fit_loop.py, setup_data).
     Delete this once it loads them in either case.
     """
 
@@ -38,14 +38,14 @@ class RecipeData(LightningDataModule):
 
     @property
     def num_accumulated(self) -> int:
-        """Batches of an optimizer step, of which an epoch has a whole number of times.
+        """The number of batches in an optimizer step, which divides the batches of an epoch.
 
-        Lightning ends an epoch with a step on fewer batches otherwise, whose gradient is too small.
+        Otherwise Lightning ends an epoch with a step on fewer batches, whose gradient is too small.
         """
         return 1 if self.trainer is None else self.trainer.accumulate_grad_batches
 
     def samples_per_batch(self, is_training: bool) -> int:
-        """Samples of a batch on each card: of training, or of evaluation, which may have its own.
+        """Returns the samples of a batch on each card, in training or in evaluation.
 
         Raises:
             UserError: for a batch without a sample.
@@ -60,7 +60,7 @@ class RecipeData(LightningDataModule):
 
     @property
     def ranks(self) -> dict[str, int]:
-        """`num_ranks` and `rank` of a sampler, where ranks share samples in another way than usual.
+        """The arguments `num_ranks` and `rank` of a sampler, if ranks share samples.
 
         Under tensor parallelism several ranks compute on the same samples.
         """
@@ -94,7 +94,7 @@ class RecipeData(LightningDataModule):
         """Returns the training loader, at the place of the checkpoint if one is resumed."""
         self._train_loader = loader
         position, self._position = self._position, None
-        # Not after `validate` of a checkpoint: that resumes nothing.
+        # Only in a fit: `validate` loads a checkpoint, too, but resumes nothing.
         if position is not None and self.trainer is not None and self.trainer.ckpt_path:
             loader.load_state_dict(position)
         return loader
@@ -109,7 +109,7 @@ class RecipeData(LightningDataModule):
 
 
 class PromptData(RecipeData):
-    """Abstract: has prompts for `predict`; `prompt_buckets` is among its settings."""
+    """The abstract base of data with prompts for `predict`, with a setting `prompt_buckets`."""
 
     @abstractmethod
     def read_prompts(self) -> list[Prompt]:
@@ -117,11 +117,11 @@ class PromptData(RecipeData):
 
     @abstractmethod
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Returns the model's."""
+        """Returns the model's tokenizer."""
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up shorter prompts."""
+        """The token that fills up shorter prompts."""
         return int(self.get_tokenizer().pad_token_id)
 
     def predict_dataloader(self) -> BucketDataLoader:
@@ -137,13 +137,13 @@ class PromptData(RecipeData):
         return BucketDataLoader(dataset, sampler, partial(pad_prompts, pad_token=self.pad_token_id))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keeps on the host which rows are prompts: else it would wait for the device to tell."""
+        """Keeps on the host which rows are prompts, since it would wait to read that later."""
         if "numbers" in batch:
             batch["is_real"] = batch["is_real"].tolist()
         return batch
 
     def prompts_per_batch(self, num_prompts: int) -> int:
-        """Returns the prompts per batch and card, all at most: filling rows cost as much."""
+        """Returns the prompts of each card's batch; at most all, since filling rows cost, too."""
         world_size = 1 if self.trainer is None else self.trainer.world_size
         num_ranks = self.ranks.get("num_ranks", world_size)
         return min(self.samples_per_batch(is_training=False), -(-num_prompts // num_ranks))
@@ -152,7 +152,7 @@ class PromptData(RecipeData):
 def embedded_texts(
     packages: Sequence[str], split: str, held_out_share: float, seed: int
 ) -> list[str]:
-    """Returns the documentation of Python and of `packages`: a document is in one split, whole."""
+    """Returns the documentation of Python and of `packages`, each whole document in one split."""
     documents = embedded_documents(packages)
     random.Random(seed).shuffle(documents)
     held_out = max(1, round(held_out_share * len(documents)))

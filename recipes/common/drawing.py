@@ -1,4 +1,4 @@
-"""The curves of a run as a figure: a PNG, and the same as SVG for a page."""
+"""Draws the curves of a run, as a PNG and as SVG for a page."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAX_MARKED = 30
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: curves over optimizer steps, and lines to compare them with."""
+    """A plot of curves over optimizer steps, with lines to compare them with."""
 
     label: str
-    """Of the vertical axis."""
+    """The label of the vertical axis."""
     curves: Mapping[str, Curve]
-    """By label; one with few points is drawn with marks."""
+    """The curves by label; one with few points is drawn with marks."""
     references: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal lines by label."""
+    """The heights of horizontal lines, by label."""
 
 
 def save_png(title: str, panels: Sequence[Panel], path: Path) -> None:
@@ -53,7 +53,7 @@ def to_svg(panels: Sequence[Panel]) -> list[str]:
     for number, panel in enumerate(panels):
         figure, buffer = _figure(1), io.StringIO()
         _draw(figure.add_subplot(), panel, _last_step(panels))
-        # The salt keeps names that one element defines out of the other.
+        # The salt differs, so that the names that one element defines are not those of another.
         settings = {"svg.fonttype": "none", "svg.hashsalt": f"panel {number}"}
         with matplotlib.rc_context(settings):
             figure.savefig(buffer, format="svg", metadata={"Date": None})

@@ -1,6 +1,7 @@
-"""What a recipe answers before torch, transformers and Lightning are imported, which takes seconds.
+"""Runs a recipe's command line, and answers what it can without torch and Lightning.
 
-Help, the names of commands and configurations, and what is missing for them.
+Their import takes seconds. Help, the names of commands and configurations, and missing packages are
+answered before.
 """
 
 from __future__ import annotations
@@ -27,38 +28,38 @@ COMMANDS = {
 }
 EXTRA = ("datasets", "huggingface_hub", "jsonargparse", "matplotlib", "rouge_score", "sklearn")
 EXTRA += ("tensorboard", "tokenizers", "torchmetrics", "transformers", "upath", "yaml")
-"""What the extra `recipes` installs, as it is imported."""
+"""The packages of the extra `recipes`, by the names of their modules."""
 DIFFUSION = ("diffusers", "PIL")
-"""Likewise the extra `diffusion`, which one recipe needs besides."""
-# Lightning imports them for us, and has words of its own for their absence.
+"""The packages of the extra `diffusion`, which one recipe needs, too."""
+# Lightning imports these, and has an error of its own if they are missing.
 _FOR_LIGHTNING = ("jsonargparse", "tensorboard")
 
 Run = Callable[..., Any]
-"""A recipe's `run`: parses the arguments with its classes, and runs the command."""
+"""A recipe's `run`, which parses the arguments with its classes and runs the command."""
 Export = Callable[..., str]
-"""Makes a folder of a checkpoint, and says how to load it: of both paths and, of a recipe that has
-several kinds, which."""
+"""Makes a folder of a checkpoint, and returns how to load it. It takes both paths and, for a recipe
+that has several kinds of export, the kind."""
 
 
 class RecipeProgram(NamedTuple):
-    """A recipe as a program: its `__main__` makes one."""
+    """A recipe as a program; its `__main__` makes one."""
 
     file: str
     """`__file__` of the recipe's `__main__`."""
     package: str
-    """The recipe's: `__package__` there."""
+    """`__package__` of the recipe's `__main__`."""
     module: str
-    """The LightningModule's class, in the recipe's `module`."""
+    """The name of the LightningModule's class in the recipe's `module`."""
     data: str
-    """The LightningDataModule's class, in the recipe's `data`."""
+    """The name of the LightningDataModule's class in the recipe's `data`."""
     links: tuple[str, ...] = ()
-    """Settings of the module that are the data's; see `RecipeCLI`."""
+    """The settings of the module that are taken from the data; see `RecipeCLI`."""
     check: Callable[[], None] | None = None
-    """Raises if a library of the recipe's own is too old."""
+    """Raises if a library that only this recipe needs is too old."""
     export: Export | None = None
-    """The recipe's own, where the model is none of transformers alone."""
+    """The recipe's own export, if its model is not one of transformers alone."""
     export_kinds: Mapping[str, str] = {}
-    """What it can make of a checkpoint, each by the option that asks for it, with its help."""
+    """The kinds of export, by the option that asks for each, with its help."""
 
     def run(self, args: Any = None, **options: Any) -> Any:
         """Parses the arguments (the command line's by default) and runs the command.
@@ -87,7 +88,7 @@ def main(
     export: Export | None = None,
     export_kinds: Mapping[str, str] | None = None,
 ) -> None:
-    """The command line of a recipe.
+    """Runs the command line of a recipe.
 
     Args:
         file: `__file__` of the recipe's `__main__`.
@@ -136,7 +137,7 @@ def _run(program: str, run: Run, arguments: list[str]) -> None:
 def _export(
     program: str, export: Export | None, kinds: Mapping[str, str], arguments: Sequence[str]
 ) -> None:
-    """Needs neither Trainer nor card."""
+    """Writes a folder from a checkpoint, without a Trainer or a card."""
     from recipes.common.folders import folder_to_fill, place_of  # imports Lightning
 
     parser = argparse.ArgumentParser(
@@ -162,10 +163,10 @@ def _export(
 
 
 def _check(recipe: catalog.Recipe, arguments: Sequence[str]) -> None:
-    """Refuses what is no command, and a run of settings that nobody has chosen.
+    """Refuses what is not a command, and a run with settings that nobody has chosen.
 
-    Options before the command are for LightningCLI to read. The classes' own defaults are small and
-    without an end: who wants them, and to set the rest, asks for them with `--config={}`.
+    LightningCLI reads options before the command. The classes' defaults are small and set no end of
+    the run. Whoever wants them, and sets the rest, asks for them with `--config={}`.
     """
     if not arguments:
         raise UserError(f"No command. There are: {', '.join(COMMANDS)}.")

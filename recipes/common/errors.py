@@ -1,4 +1,4 @@
-"""Mistakes of the user's, which the command line says in a line, without a traceback."""
+"""Defines the error for mistakes of users, which the command line shows in a line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from lightning_gaudi.untrusted import printable
 
 
 class UserError(ValueError):
-    """A setting, a file or a row that cannot be used; the message says which, and what to do.
+    """Says which setting, file or row cannot be used, and what to do.
 
     Args:
         message: What is wrong, what was given, what to do.
-        instead: The setting that would do, as in "model.optimizer=adamw", where there is one: who
-            tries several ways to run a program, as `lightning-gaudi plan` does, may follow it.
+        instead: The setting that would work, as in "model.optimizer=adamw", if there is one. A tool
+            that tries several ways to run a program, as `lightning-gaudi plan`, may use it.
     """
 
     def __init__(self, message: str, instead: str = "") -> None:
@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 
 def line_of(error: BaseException) -> str:
-    """Returns what an error says, without the frames that a DataLoader's worker puts around it.
+    """Returns the message of an error, without the traceback that a DataLoader's worker adds.
 
     torch raises the error of a worker anew, as the same type, with the worker's traceback for a
     message (torch/_utils.py, ExceptionWrapper).
@@ -32,6 +32,6 @@ def line_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its type, as a sentence to show."""
+    """Returns the first line of an error's message, or its type, as a sentence."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return f"{printable(lines[0], max_chars=300).rstrip('.')}."

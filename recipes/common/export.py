@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder that transformers' `from_pretrained` loads."""
+"""Exports a checkpoint to a folder that transformers' `from_pretrained` loads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from recipes.common.training import CLASS_KEY, CONFIG_KEY
 _DATA_SETTINGS = "datamodule_hyper_parameters"
 _PREFIX = "model."
 _SMALL = 2**16
-"""Numbers up to this one may be other things than sizes: ids of tokens, lengths."""
+"""Smaller numbers in a configuration may be ids of tokens or lengths, and not sizes."""
 _FROM_ELSEWHERE = {
     *("_attn_implementation", "attn_implementation", "_experts_implementation"),
     *("auto_map", "experts_implementation"),
 }
-"""What of a configuration may name code of the hub's; what is exported needs none."""
+"""The keys of a configuration that may name code of the hub, which an export does not need."""
 
 
 def export(checkpoint: Path, output: Path) -> str:
@@ -48,7 +48,7 @@ def export(checkpoint: Path, output: Path) -> str:
 
 
 def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
-    """Returns what a recipe's fit wrote.
+    """Returns the content of a checkpoint that a recipe's fit wrote.
 
     Args:
         checkpoint: the file, of `place_of`.
@@ -60,7 +60,7 @@ def read_checkpoint(checkpoint: Path, keys: Sequence[str]) -> dict[str, Any]:
     """
     try:
         is_folder, is_file = checkpoint.is_dir(), checkpoint.is_file()
-    except Exception as error:  # each store has its own types
+    except Exception as error:  # each store has its own types of errors
         raise UserError(
             f"--checkpoint {checkpoint} cannot be reached: {first_line(error)}"
         ) from error
@@ -127,7 +127,7 @@ def _check_sizes(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> No
 
 
 def tokenizer_of(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBase:
-    """Returns the one that was trained with the model, or the published one that it was given."""
+    """Returns the tokenizer that was trained with the model, or the published one it was given."""
     for state in content.values():
         if isinstance(state, dict) and "tokenizer" in state and "special_tokens" in state:
             return tokenizer_from_state(state)
@@ -139,7 +139,7 @@ def tokenizer_of(content: dict[str, Any]) -> transformers.PreTrainedTokenizerBas
 
 
 def _name_for_transformers_4(config: Path) -> None:
-    """Name the class of a tokenizer that was trained here as 4 and 5 know it: 5 has a new name."""
+    """Writes a name of the tokenizer's class that transformers 4 and 5 know; 5 has a new one."""
     settings = json.loads(config.read_text(encoding="utf-8"))
     if settings.get("tokenizer_class") == "TokenizersBackend":
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -1,8 +1,8 @@
-"""Where in a file something is wrong, in lines as an editor counts them.
+"""Finds where in a file something is wrong, in lines as an editor counts them.
 
-The readers of `datasets` are fast and tell no lines. These functions walk through a file once more:
-of JSON before it is read, for not all that is wrong there is noticed; of others when there is
-something to say about it.
+The readers of `datasets` are fast and tell no lines, so these functions go through a file once
+more. They check JSON before it is read, since the readers do not notice all that may be wrong
+there, and other files when a message needs the line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def header_of(file: Path) -> list[str]:
 
 
 def csv_style(file: Path) -> dict[str, Any]:
-    """Tells how the `csv` module reads a file: by its suffix, and by its header's separator."""
+    """Returns how the `csv` module reads a file, from its suffix and its header's separator."""
     if file.suffix.lower() != ".csv":
         return {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
@@ -47,10 +47,10 @@ def csv_style(file: Path) -> dict[str, Any]:
 
 
 def line_of(file: Path, number: int) -> str:
-    """`line 17`: where the row of that number, from 1, begins; `row 17` if there are no lines."""
+    """Returns where a row (from 1) begins, as `line 17`; `row 17` if the file has no lines."""
     if file.suffix.lower() in (".csv", ".tsv", ".txt"):
         for count, (line, _) in enumerate(_records(file)):
-            if count == number:  # the header is no row
+            if count == number:  # counted from 0, since the header comes first
                 return f"line {line}"
     elif file.suffix.lower() in (".jsonl", ".json") and not _is_list(file):
         with file.open("rb") as lines:
@@ -78,8 +78,8 @@ def check_widths(file: Path) -> None:
 def check_rows(file: Path) -> None:
     """Refuses a JSON file whose rows are not objects, or whose columns mix kinds of values.
 
-    `datasets` 5.2 would read the latter as JSON: a text of theirs would have quotes that are not in
-    the file. pyarrow 26.0.1 ends the process (SIGSEGV) at some rows that are no objects.
+    `datasets` 5.2 would read mixed columns as JSON, so that texts get quotes that are not in the
+    file. pyarrow 26.0.1 ends the process (SIGSEGV) at some rows that are not objects.
 
     Raises:
         UserError: with the line, or the number of the row in a list.
@@ -123,7 +123,7 @@ def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
 
 
 def _check_text(file: Path, suffix: str) -> None:
-    """Finds the first line that is not what the suffix says."""
+    """Raises for the first line that is not what the suffix says."""
     if suffix in (".csv", ".tsv", ".txt"):
         try:
             check_widths(file)
@@ -138,9 +138,9 @@ def _check_text(file: Path, suffix: str) -> None:
 def _check_kinds(
     file: Path, place: str, row: dict[str, Any], kinds: dict[str, tuple[type, str]]
 ) -> None:
-    """Refuses a row with a value of another kind than its column had before; notes new ones."""
+    """Refuses a row with a value of another kind than its column had before; notes new columns."""
     for name, value in row.items():
-        # A column of whole numbers and others is one of numbers.
+        # Whole numbers and others may stand in one column of numbers.
         kind = float if type(value) is int else type(value)
         known, first = kinds.get(name, (type(None), ""))
         if known is type(None):
@@ -157,7 +157,7 @@ def _kind_of(kind: type) -> str:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the rows of a list, or one a line, and where each is."""
+    """Yields the rows of a list, or of a file with one a line, and where each is."""
     with file.open(encoding="utf-8-sig") as lines:
         if _is_list(file) and file.suffix.lower() == ".json":
             text = lines.read()
@@ -179,8 +179,8 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line where each record begins, and its fields; empty lines are none."""
-    csv.field_size_limit(sys.maxsize)  # an article is longer than the 128 KiB that are the default
+    """Yields the line where each record begins, and its fields; empty lines are no records."""
+    csv.field_size_limit(sys.maxsize)  # an article may be longer than 128 KiB, the default
     # utf-8-sig: files of MSR and of spreadsheets begin with a byte order mark.
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, **csv_style(file))
@@ -190,7 +190,7 @@ def _records(file: Path) -> Iterator[tuple[int, list[str]]]:
                 fields = next(reader)
             except StopIteration:
                 return
-            except csv.Error as error:  # Python 3.10 takes no NUL
+            except csv.Error as error:  # raised by Python 3.10 for a NUL
                 raise UserError(
                     f"data.path={file}, line {last + 1} is not in the form of a table: {error}. "
                     "Write it anew as UTF-8 text."
@@ -207,7 +207,7 @@ def _is_list(file: Path) -> bool:
 
 
 def _not_utf8(file: Path) -> UserError:
-    """Name the line, and what to do."""
+    """Returns the error that names the line, and what to do."""
     with file.open("rb") as lines:
         if lines.read(2) in _UTF16:
             how = "it is UTF-16. Save it as UTF-8"

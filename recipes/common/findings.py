@@ -1,4 +1,4 @@
-"""The lines of a report that every recipe has; what nobody measured is left out."""
+"""Makes the lines of a report that every recipe has, without those that were not measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_hpu(trainer: Trainer) -> bool:
 
 
 def settings(trainer: Trainer, module: Any) -> list[Line]:
-    """Returns what a figure of this run depends on."""
+    """Returns the settings that the figures of this run depend on."""
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     device = vendor.device_name() if is_hpu(trainer) else "CPU"
     accumulated = trainer.accumulate_grad_batches
@@ -55,7 +55,7 @@ def _mode(trainer: Trainer, module: Any) -> str | None:
 
 
 def scores(trainer: Trainer) -> Iterator[Line]:
-    """Yields first and last of each curve; the best of those that a checkpoint goes by."""
+    """Yields the first and last value of each curve, and the best of the one that is monitored."""
     found = [each for each in trainer.callbacks if isinstance(each, MetricHistory)]  # type: ignore[attr-defined]
     history = found[0] if found else MetricHistory()
     for name, curve in history.training.items():
@@ -74,7 +74,7 @@ def scores(trainer: Trainer) -> Iterator[Line]:
 
 
 def weights(trainer: Trainer, module: Any) -> str:
-    """Returns which weights a score is of."""
+    """Returns the weights that a score belongs to, in words."""
     if trainer.ckpt_path:
         return f"those of {trainer.ckpt_path}"
     if trainer.global_step:
@@ -86,7 +86,7 @@ def weights(trainer: Trainer, module: Any) -> str:
 
 
 def speed(throughput: TokenThroughput | None, samples: str = "samples") -> list[Line]:
-    """Throughput after the warm-up, of all cards; in pictures, tokens of captions tell nothing."""
+    """Returns the throughput of all cards after the warm-up; for pictures, without tokens."""
     if throughput is None or not throughput.report.num_steps:
         return []
     report = throughput.report
@@ -106,7 +106,7 @@ def speed(throughput: TokenThroughput | None, samples: str = "samples") -> list[
 
 
 def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> list[Line]:
-    """Returns what the first card did."""
+    """Returns the lines on the first card: graphs, launches, waits and memory."""
     report = None if monitor is None else monitor.report
     lines: list[Line] = [("shapes of training batches", f"{num_shapes}")]
     if report is not None:
@@ -135,12 +135,12 @@ def device(trainer: Trainer, monitor: GraphMonitor | None, num_shapes: int) -> l
 
 
 def files(trainer: Trainer, folder: Path, *, has_picture: bool) -> list[Line | Row]:
-    """Returns what the run leaves, of what is there.
+    """Returns the files that the run leaves.
 
     Args:
-        trainer: Of the run.
-        folder: Where the report is written.
-        has_picture: Whether there are curves; a short run has none, and no picture of them.
+        trainer: the Trainer of the run.
+        folder: the folder of the report.
+        has_picture: whether there are curves; a short run has none, and no picture of them.
     """
     checkpoint = trainer.checkpoint_callback
     best = getattr(checkpoint, "best_model_path", "")

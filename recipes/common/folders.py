@@ -1,4 +1,4 @@
-"""Where a run leaves what it writes."""
+"""Finds the places where a run leaves its files, and writes them there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lightning.pytorch import Trainer
 from lightning_gaudi.untrusted import parse_json, why_untrusted
 from recipes.common.errors import UserError, first_line
 
-_CHECKPOINTS = "checkpoints"  # Lightning's name for the folder of them, below that of the run
+_CHECKPOINTS = "checkpoints"  # Lightning's name for their folder, below that of the run
 
 
 def run_folder(trainer: Trainer) -> Path:
     """Returns the folder of checkpoints, configuration and logs: the first logger's, or the root.
 
-    `trainer.log_dir` asks the other ranks, who may be elsewhere; this is right on the first one.
+    It is right on the first rank. `trainer.log_dir` would ask the other ranks, and wait for them.
     """
     logger = trainer.loggers[0] if trainer.loggers else None
     names = ("log_dir", "save_dir")
@@ -30,16 +30,16 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 def place_of(path: str | Path) -> Path:
-    """Returns a path; of an address, such as s3://bucket/run, what has the methods of one."""
+    """Returns a path; for an address, such as s3://bucket/run, an object with its methods."""
     if "://" not in str(path):
         return Path(path).expanduser()
-    from upath import UPath  # what else has no use for it
+    from upath import UPath  # imported only if there is an address
 
     return cast("Path", UPath(path))
 
 
 def is_remote(path: Path) -> bool:
-    """Returns whether it is an address, whose objects are there when they are whole."""
+    """Returns whether a path is an address, where objects appear only when they are whole."""
     return not isinstance(path, PurePath)
 
 
@@ -61,21 +61,21 @@ def folder_to_fill(output: Path) -> Iterator[Path]:
         yield Path(name)
         try:
             store.fs.put(f"{name}/", store.path, recursive=True)
-        except Exception as error:  # each store has its own types
+        except Exception as error:  # each store has its own types of errors
             raise UserError(f"{output} cannot be written: {first_line(error)}") from error
 
 
 def prediction_path(trainer: Trainer, name: str) -> Path:
-    """Returns where to write predictions; the same on every rank.
+    """Returns where to write predictions, the same place on every rank.
 
-    That is in the folder of the run that the checkpoint is from. If another user may have written
-    to that folder, or has put a symbolic link at the name, it is in the folder of this run.
+    It is in the folder of the run that the checkpoint is from. If another user may have written to
+    that folder, or there is a symbolic link of that name, it is in the folder of this run.
     """
     found = run_folder(trainer)
     if trainer.ckpt_path:
         folder = place_of(trainer.ckpt_path).parent
         theirs = folder.parent if folder.name == _CHECKPOINTS else folder
-        # Who may write to a store is the store's to say.
+        # A store itself decides who may write to it.
         is_own = is_remote(theirs) or (theirs.is_dir() and why_untrusted(theirs) is None)
         found = theirs if is_own and not (theirs / name).is_symlink() else found
     path: Path = trainer.strategy.broadcast(found / name)
@@ -83,7 +83,7 @@ def prediction_path(trainer: Trainer, name: str) -> Path:
 
 
 def write_new(path: Path, content: str | bytes) -> None:
-    """Writes a file in the place of what has the name; a symbolic link there is not followed."""
+    """Writes a file in place of any that has its name; a symbolic link is not followed."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     if is_remote(path):
         path.write_bytes(data)
@@ -101,7 +101,7 @@ def write_new(path: Path, content: str | bytes) -> None:
 def write_predictions(
     trainer: Trainer, path: Path, rows: Iterable[tuple[int, str]], header: str = ""
 ) -> None:
-    """Writes the lines of all ranks to one file, in the order of their numbers; says where.
+    """Writes the lines of all ranks to one file, in the order of their numbers, and prints where.
 
     Each rank writes its part; the first puts them together, so all must see the same folder.
 
@@ -132,7 +132,7 @@ def _read(part: Path) -> list[tuple[int, str]]:
         if not all(type(number) is int and isinstance(line, str) for number, line in rows):
             raise ValueError("its rows are no numbers and texts")
         for _, line in rows:
-            line.encode()  # half of a pair of code points is no text
+            line.encode()  # raises for half of a surrogate pair, which is not text
     except (ValueError, TypeError) as error:
         raise UserError(
             f"{part} is not what a rank has written: {first_line(error)} Does another run predict "

@@ -1,4 +1,4 @@
-"""Models and data sets by hub name, with errors that say what to do without a network."""
+"""Loads models and data sets by name, with errors that say what to do without a network."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from recipes.common.errors import UserError
 
 Model = TypeVar("Model")
 _PACKAGE = "package:"
-"""How the name of a model begins that an installed package has."""
+"""The prefix of the name of a model that an installed package has."""
 
 
 def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options: Any) -> Model:
-    """`cls.from_pretrained(name_or_path)`.
+    """Returns `cls.from_pretrained(name_or_path)`.
 
     Args:
         cls: a class of transformers, AutoTokenizer for example.
@@ -31,7 +31,7 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
     try:
         loaded: Any = cls.from_pretrained(place, **options)  # type: ignore[attr-defined]
         if (quantizer := getattr(loaded, "hf_quantizer", None)) is not None and gguf:
-            # It has whole weights, but counts as quantized (transformers 5), and is not saved then.
+            # It has whole weights, but transformers 5 takes it for quantized and does not save it.
             quantizer.remove_quantization_config(loaded)
         return loaded  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -44,7 +44,7 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
 
 
 def locate(setting: str, name: str) -> tuple[str, str | None]:
-    """Returns where a model is, and which file has it if that is one in the format GGUF.
+    """Returns where a model is, and the name of its file if that is in the format GGUF.
 
     Args:
         setting: what names it, as the user types it.
@@ -69,7 +69,7 @@ def locate(setting: str, name: str) -> tuple[str, str | None]:
         return (str(path) if path.is_dir() else name), None
     if len(files) != 1 or not files[0].is_file():
         if path.is_dir() and not files:
-            return str(path), None  # whoever reads it says what is missing
+            return str(path), None  # the loader says what is missing
         found = ", ".join(each.name for each in files) if len(files) > 1 else "no such file"
         raise UserError(f"{setting}={name}: {found}. Name one .gguf file.")
     if importlib.util.find_spec("gguf") is None:
@@ -101,7 +101,7 @@ def load_hub_dataset(
             f"data.source=hub reads {name!r} with the `datasets` package, which is not installed. "
             "Install it with: pip install 'lightning-gaudi[recipes]'"
         ) from error
-    # No configuration's name has a slash.
+    # A name with a slash is a folder, since no configuration's name has one.
     kind = "data_dir" if "/" in (subset or "") else "name"
     try:
         return datasets.load_dataset(name, split=split, revision=revision, **{kind: subset})

@@ -1,4 +1,4 @@
-"""Optimizers by name, their parameter groups, and learning-rate schedules."""
+"""Makes optimizers by name, their parameter groups, and learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ OptimizerName = Literal["auto", "adamw", "fused_adamw", "lamb", "fused_lamb"]
 Schedule = Literal["linear", "cosine", "polynomial", "constant"]
 
 EPSILON = 1e-6
-"""BERT's, and the default of the vendor's kernels; torch's AdamW and transformers have 1e-8."""
+"""BERT's epsilon, and the default of the vendor's kernels; torch's AdamW has 1e-8."""
 AUTO = "auto"
-"""AdamW: the vendor's kernel for whole weights on an HPU, torch's for all others."""
+"""The name of AdamW by the vendor's kernel for whole weights on an HPU, else by torch."""
 CLIPS_ITSELF = ("lamb", "fused_lamb")
-"""LAMB divides the gradients by their global norm before anything else."""
+"""The optimizers that clip: LAMB divides gradients by their global norm before anything else."""
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB on any device: the same update, and the same state, as the vendor's FusedLamb.
+    """LAMB on any device, with the same update and the same state as the vendor's FusedLamb.
 
     Gradients are clipped by the global norm of all groups. A weight moves along Adam's direction
     plus `weight_decay` times itself; in groups with weight decay the step is scaled by the trust
@@ -54,7 +54,7 @@ class Lamb(torch.optim.Optimizer):
         max_grad_norm: float | None = 1.0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        # As the vendor's names what it always does here: its groups can be loaded from ours.
+        # The vendor's groups have these names, and can be loaded from ours.
         always = {"bias_correction": True, "grad_averaging": True}
         super().__init__(params, {**defaults, "max_grad_norm": max_grad_norm, **always})
 
@@ -147,20 +147,20 @@ def make_optimizer(
 
 
 def kind(name: str) -> str:
-    """Returns which averages it has, those of adamw or of lamb, whoever computes them."""
+    """Returns the averages that an optimizer keeps, as adamw or lamb, whoever computes them."""
     return "adamw" if name == AUTO else name.removeprefix("fused_")
 
 
 def _translated(
     optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the other AdamW's state as this one keeps it: the vendor's counts a group's steps.
+    """Returns the state of the other AdamW in this one's form: the vendor's counts a group's steps.
 
-    Both have the same averages, and neither would note that the other's count is missing: it would
-    begin anew, and correct averages that are full as if they were empty.
+    Both have the same averages, and neither would notice that the other's count is missing. It
+    would count from 0, and correct full averages as if they were empty.
 
     Returns:
-        None if it is this one's own, or of an optimizer without steps.
+        None if the state has this one's form, or no step was made.
     """
     is_torchs = isinstance(optimizer, torch.optim.AdamW)
     state, saved = state_dict["state"], state_dict["param_groups"]
@@ -168,10 +168,10 @@ def _translated(
     if is_torchs != any("step" in group for group in saved) or not any(counts):
         return None
     if len(saved) != len(optimizer.param_groups):
-        return None  # refused by who loads it
+        return None  # the optimizer refuses it
     groups = []
     for own, group, count in zip(optimizer.param_groups, saved, counts, strict=True):
-        # What only the other knows is left out, what only this one knows stays as it is.
+        # Settings that only the other knows are left out; those that only this one knows stay.
         kept = {name: group[name] for name in (*own, "initial_lr") if name in group}
         merged = {**own, **kept}
         groups.append(merged if is_torchs else {**merged, "step": count})
@@ -188,7 +188,7 @@ def _translated(
 
 
 def _num_steps(group: dict[str, Any], state: dict[Any, dict[str, Any]]) -> int:
-    """Returns how many a group has done, as the vendor's AdamW counts them, or torch's."""
+    """Returns how many steps a group has made, as the vendor's AdamW counts them, or torch's."""
     counts = [state[index].get("step", 0) for index in group["params"] if index in state]
     return int(max([group.get("step", 0), *counts]))
 
@@ -196,14 +196,13 @@ def _num_steps(group: dict[str, Any], state: dict[Any, dict[str, Any]]) -> int:
 def _allocate_averages(optimizer: torch.optim.Optimizer) -> None:
     """Makes the averages that the vendor's kernels make in their first step.
 
-    In lazy mode that step would be another graph for each group of parameters: twice as many
-    compilations.
+    In lazy mode that step would otherwise be another graph for each group of parameters.
     Source: hpex.optimizers.FusedAdamW and FusedLamb, Gaudi PyTorch bridge 1.19.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {"step": 0, **_zero_averages(parameter)}
-    vendor.mark_step()  # else the first forward and backward pass is another graph, too
+    vendor.mark_step()  # otherwise the first forward and backward pass is another graph, too
 
 
 def _zero_averages(parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -220,9 +219,9 @@ def _optimizer_class(name: OptimizerName) -> Callable[..., torch.optim.Optimizer
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns weights, which decay, and biases and norms, which do not; no empty group.
+    """Returns the group of weights, which decay, and that of biases and norms, which do not.
 
-    The vendor's kernels crash on an empty group.
+    An empty group is left out, since the vendor's kernels crash on one.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -233,7 +232,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 
 
 def _num_dims(weight: nn.Parameter) -> int:
-    """Returns the dimensions of a whole weight: ZeRO-3 leaves an empty one, and notes its shape."""
+    """Returns the number of dims of a whole weight; ZeRO-3 leaves an empty one with its shape."""
     return len(getattr(weight, "ds_shape", weight.shape))
 
 

@@ -1,4 +1,4 @@
-"""The report of a run as one HTML file that needs nothing else: no network, no script."""
+"""Renders the report of a run as one HTML file that needs no network and no script."""
 
 from __future__ import annotations
 

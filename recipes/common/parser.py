@@ -1,4 +1,4 @@
-"""Errors of LightningCLI's parser, in a line, with the setting that was probably meant."""
+"""Shortens the errors of LightningCLI's parser to a line, with the setting that was meant."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class RecipeParser(LightningArgumentParser):
     """LightningCLI's parser, without its list of all settings in front of each error."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Says what is wrong, and exit with 2."""
-        if not self.exit_on_error or os.environ.get(_DEBUG):  # a parser within this one asks
+        """Says what is wrong, and exits with 2."""
+        if not self.exit_on_error or os.environ.get(_DEBUG):  # called by a parser around this one
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         program = parser.prog.replace(" [options]", "")
@@ -33,7 +33,7 @@ class RecipeParser(LightningArgumentParser):
 
 
 def _explain(message: str, settings: Sequence[str]) -> str:
-    """Returns one or two sentences of what jsonargparse says in up to fifteen lines."""
+    """Returns in one or two sentences what jsonargparse says in up to fifteen lines."""
     if said := config_errors.unknown_setting(message, settings):
         return said
     if "Problems parsing config" in message and (said := config_errors.syntax_error()):

@@ -1,4 +1,4 @@
-"""Prompts: as they are given, in a list or in a text file with one a line, and as tokens.
+"""Reads prompts from a list or from a text file with one a line, and turns them into tokens.
 
 Shapes: T tokens of a prompt.
 """
@@ -21,13 +21,13 @@ from recipes.common.tables import lines
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a text begins with."""
+    """The beginning of a text that a model continues."""
 
     text: str
     tokens: list[int]
     """[T]."""
     following: list[int] = field(default_factory=list)
-    """The tokens that really followed, where that is known."""
+    """The tokens that really followed, if these are known."""
 
 
 def given_prompts(prompts: Sequence[str] | None, file: str | None) -> list[str] | None:
@@ -145,7 +145,7 @@ def _read(file: str) -> list[str]:
         )
     try:
         found = [line.rstrip("\r\n") for line in lines(path)]
-    except UserError as error:  # it calls the file data.path, as it does others
+    except UserError as error:  # its message calls every file data.path
         raise UserError(str(error).replace("data.path=", "data.prompts_file=")) from error
     if found := [prompt for prompt in found if prompt.strip()]:
         return found

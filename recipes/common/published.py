@@ -1,8 +1,8 @@
-"""Published runs: what their sources state, and how far another run is from them.
+"""Reads what sources state of published runs, and computes how far another run is from them.
 
-Each recipe has a registry, `published.yaml`, beside its modules, and for each run in it a
-configuration of that name below `published/`, which says so (`published: NAME`). Nothing here knows
-a Trainer or a device.
+Each recipe has a registry, `published.yaml`, beside its modules. For each run in it there is a
+configuration of that name below `published/`, which names the run (`published: NAME`). Nothing here
+knows a Trainer or a device.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from recipes.common.errors import UserError, first_line
 
 _ENVIRONMENT = "environment"
 _FILES = "PT_HPU_AUTOCAST_"
-"""How the variables begin whose values are files of the recipe's folder `published`."""
+"""The prefix of variables whose values are files of the recipe's folder `published`."""
 _ABSENT = "<absent>"
 _DAMAGED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text, a file or a revision that says something of a run."""
+    """A text, a file or a revision that states something of a run."""
 
     title: str
     address: str
     date: str
-    """When it was published, or the version."""
+    """The date of publication, or the version."""
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,30 @@ class Figure:
     """A number that was published of a run."""
 
     name: str
-    """What was measured, as `compare` is given it: train_samples_per_s, val/f1, ..."""
+    """The name of what was measured, as `compare` takes it: train_samples_per_s, val/f1, ..."""
     value: float
     unit: str
     hardware: str
-    """What it was measured on: Gaudi, Gaudi 2, Gaudi 3."""
+    """The hardware that it was measured on: Gaudi, Gaudi 2, Gaudi 3."""
     better: str
-    """higher or lower."""
+    """Whether a "higher" or a "lower" value is better."""
     tolerance: float
     """How much worse a run may be and still agree, as a share of the value."""
     source: str
     """The title of its source."""
     batch_size: int | None = None
-    """Samples of a card and a micro-batch, where they are others than the run's."""
+    """The samples of a micro-batch on a card, if they differ from the run's."""
 
 
 @dataclass(frozen=True)
 class NoRoom:
-    """That the run did not fit a card."""
+    """Says that the run did not fit a card."""
 
     hardware: str
     source: str
     """The title of its source."""
     batch_size: int | None = None
-    """Samples of a card and a micro-batch that did not, where they are others than the run's."""
+    """The samples of the micro-batch that did not fit, if they differ from the run's."""
 
 
 @dataclass(frozen=True)
@@ -75,44 +75,44 @@ class Run:
     hardware: tuple[str, ...]
     num_cards: int
     global_batch: int
-    """Samples of an optimizer step on all cards."""
+    """The samples of an optimizer step on all cards."""
     sources: tuple[Source, ...]
     settings: Mapping[str, Any]
-    """By the path of our YAML: what a source states."""
+    """The settings that a source states, by their paths in our YAML."""
     defaults: Mapping[str, Any]
-    """By path: what a source leaves to the program that it names, and that program's default."""
+    """The defaults of the program that a source names, by path, where it states no setting."""
     ours: Mapping[str, str]
-    """By path: why we chose what no source says; the value stands in the YAML."""
+    """Why we chose a setting that no source states, by path; the value is in the YAML."""
     figures: tuple[Figure, ...]
     elsewhere: tuple[Figure, ...]
-    """What the same sources have of cards that are no Gaudi: a plan is compared with them."""
+    """The figures that the same sources have of other cards; a plan is compared with them."""
     no_room: tuple[NoRoom, ...]
     operators: Mapping[str, Sequence[str]]
-    """Where its source lists operators of mixed precision: bf16 and fp32, by the source's names."""
+    """The operators of mixed precision that its source lists for bf16 and fp32, by its names."""
     discrepancies: tuple[str, ...]
-    """Where sources contradict one another or themselves, or the run cannot be told exactly."""
+    """Where sources contradict one another or themselves, or leave something of the run open."""
 
     @property
     def batch_size(self) -> int:
-        """Samples of a card and a micro-batch; of what only predicts, those of its batches."""
+        """The samples of a micro-batch on a card; of a run that only predicts, of its batches."""
         return int(self.settings.get("data.batch_size") or self.settings["data.eval_batch_size"])
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published figure, and that of another run."""
+    """Holds a published figure, and that of another run."""
 
     figure: Figure
     measured: float | None
-    """None where the run did not measure it."""
+    """The figure of the run; None if it was not measured."""
     difference: float | None
-    """Of the published value: 0.1 is ten percent more."""
+    """The difference as a share of the published value; 0.1 is ten percent more."""
     is_within: bool | None
-    """No worse than the tolerance allows; None where that cannot be said."""
+    """Whether it is no worse than the tolerance allows; None if that cannot be told."""
 
 
 def read_runs(folder: Path) -> dict[str, Run]:
-    """Returns the published runs of a recipe by name, as its registry has them.
+    """Returns the published runs in the registry of a recipe, by name.
 
     Args:
         folder: the recipe's.
@@ -160,7 +160,7 @@ def _read_run(recipe: str, name: str, entry: Mapping[str, Any]) -> Run:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration's leaves by path; a callback or logger has its class's name."""
+    """Returns a configuration's leaves by path, with the class's name for a callback or logger."""
     return dict(_leaves(config, ""))
 
 
@@ -180,7 +180,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def differing_settings(run: Run, config: Mapping[str, Any]) -> list[str]:
-    """Returns, in words, in which settings a configuration is not the published run's.
+    """Returns in words the settings in which a configuration differs from a published run.
 
     Args:
         run: the published one.
@@ -217,7 +217,7 @@ def _shown(value: Any) -> str:
 
 
 def compare(run: Run, measured: Mapping[str, float], hardware: str | None) -> list[Row]:
-    """Returns the figures of a published run, one row each, and those of another run beside them.
+    """Returns a row for each figure of a published run, with that of another run beside it.
 
     Args:
         run: the published one.
@@ -238,7 +238,7 @@ def _compare(figure: Figure, measured: float | None, hardware: str | None) -> Ro
 
 
 def render(run: Run, rows: Sequence[Row], reasons: Sequence[str]) -> str:
-    """Returns the rows as a table for a terminal, and why they are not comparable, if so."""
+    """Returns the rows as a table for a terminal, with the reasons why they cannot be compared."""
     table = [("figure", "published", "on", "this run", "difference", "")]
     for row in rows:
         unit = f" {row.figure.unit}" if row.figure.unit else ""

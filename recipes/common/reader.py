@@ -1,7 +1,7 @@
-"""The user's own data: splits of rows with named columns, from files or from the hub.
+"""Reads the user's own data: splits of rows with named columns, from files or from the hub.
 
 In reading order: `reader` (which files, columns and splits), `tables` (one file),
-`file_diagnostics` (lines for messages). All recipes read with these; what a row means is theirs.
+`file_diagnostics` (lines for messages). All recipes use these, and decide what a row means.
 """
 
 from __future__ import annotations
@@ -33,46 +33,46 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Fields:
-    """What a recipe reads of a row."""
+    """Names what a recipe reads of a row."""
 
     texts: tuple[str, ...]
-    """Texts that every row has; what tells rows apart where some are held out."""
+    """The texts that every row has, by which rows are held out."""
     others: tuple[str, ...] = ()
-    """Values of any kind that every row has, but for those of a test split."""
+    """The values of any kind that every row has, except those of a test split."""
     optional: tuple[str, ...] = ()
     published: Sequence[Mapping[str, str]] = ()
-    """Names of columns under which they are published, besides their own."""
+    """Other names of the columns, under which the data are published."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, as the keys of `data.columns`."""
+        """All names, which are the keys of `data.columns`."""
         return (*self.texts, *self.others, *self.optional)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The values of a row by the recipe's names; what is not there is None."""
+    """Holds the values of a row by the recipe's names; a missing one is None."""
 
     values: Mapping[str, Any]
     columns: Mapping[str, str]
-    """The user's names of them."""
+    """The user's names of the columns, by the recipe's."""
     source: Path | str
-    """The file, or what messages call the data set."""
+    """The file, or the name of the data set in messages."""
     number: int
-    """In it, from 1."""
+    """The number of the row in its source, from 1."""
 
     @property
     def place(self) -> str:
-        """Where it is, as messages call it."""
+        """The place of the row, as messages name it."""
         if isinstance(self.source, str):
             return f"{self.source}, row {self.number}"
         return f"data.path={self.source}, {line_of(self.source, self.number)}"
 
     def text(self, name: str) -> str:
-        """Returns the text of that name, without white space around it; "" where there is none.
+        """Returns the text of that name, without white space around it; "" if there is none.
 
         Raises:
-            UserError: if it is something else than text.
+            UserError: if it is not text.
         """
         value = self.values[name]
         if value is not None and not isinstance(value, str):
@@ -84,10 +84,10 @@ class Row:
         return (value or "").strip()
 
     def needed_text(self, name: str) -> str:
-        """Returns the same, but never "".
+        """Returns the text of that name, which must not be empty.
 
         Raises:
-            UserError: if there is none, or it is something else.
+            UserError: if there is none, or it is not text.
         """
         if text := self.text(name):
             return text
@@ -99,16 +99,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a split, read anew each time: there may be more than fit into memory."""
+    """The rows of a split, which are read anew each time, since memory may not hold them all."""
 
     sources: Sequence[Path | tuple[str, Any]]
-    """Files; or the name of a split of the hub, with its rows."""
+    """The files, or the name of a split of the hub with its rows."""
     fields: Fields
     columns: Mapping[str, str]
-    """`data.columns`: the recipe's names to the user's."""
+    """The setting `data.columns`, from the recipe's names to the user's."""
     is_test: bool = False
     share: tuple[int, float, float] | None = None
-    """Seed and bounds, 0 to 1: only rows whose hash lies between them."""
+    """A seed and bounds, 0 to 1; only rows whose hash lies between the bounds belong to it."""
 
     def __iter__(self) -> Iterator[Row]:
         for source in self.sources:
@@ -127,7 +127,7 @@ class Table:
                 number += size
 
     def check(self) -> None:
-        """Looks at the columns and the first rows, but read no whole file.
+        """Checks the columns and the first rows, without reading a whole file.
 
         Raises:
             UserError: as reading would.
@@ -148,7 +148,7 @@ class Table:
         return rows.iter(batch_size=_ROWS_AT_ONCE)
 
     def _columns(self, source: Path | tuple[str, Any], found: Sequence[str]) -> dict[str, str]:
-        """Returns the recipe's names to those in the file, of the columns that are there."""
+        """Returns the names in the file of the columns that it has, by the recipe's names."""
         fields = self.fields
         needed = fields.texts if self.is_test else (*fields.texts, *fields.others)
         own = {name: name for name in fields.names}
@@ -181,10 +181,10 @@ def open_tables(
     held_out_share: float = 0.05,
     seed: int = 0,
 ) -> dict[str, Table]:
-    """Gives the splits of a data set; what of validation and test is missing is held out of train.
+    """Returns the splits of a data set; a missing validation or test split is held out of train.
 
-    Whether a row is held out depends on `seed` and on its texts, so rows that are added or change
-    places leave the others where they are, and equal rows are in one split.
+    Whether a row is held out depends only on `seed` and on its texts. So rows that are added or
+    change places leave the others where they are, and equal rows are in one split.
 
     Args:
         source: "path" (files) or "hub" (a data set by name).
@@ -231,7 +231,7 @@ def open_tables(
 def files_by_split(path: str | Sequence[str]) -> dict[str, list[Path]]:
     """Returns each split's files by name: `train.csv`, `dev.tsv`, `test-00000-of-00002.jsonl`.
 
-    Files whose names do not tell belong to train, unless there are others of the folder that do.
+    A file whose name does not tell belongs to train, unless names of others in the folder do.
 
     Raises:
         UserError: if there are none, or of several kinds.
@@ -254,7 +254,7 @@ def files_by_split(path: str | Sequence[str]) -> dict[str, list[Path]]:
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
-    """Returns the files of one kind: that of files named for splits, if there are any."""
+    """Returns the files of one kind, which is that of files named for splits, if there are any."""
     files = [f for f in sorted(folder.iterdir()) if f.is_file() and not f.name.startswith(".")]
     tables = [file for file in files if file.suffix.lower() in SUFFIXES]
     named = [file for file in tables if _SPLIT_NAME.fullmatch(file.stem)]

@@ -1,4 +1,4 @@
-"""One report at the end of a run: a table, a PNG and an HTML file beside its checkpoints."""
+"""Reports a run at its end: a table, a PNG and an HTML file beside its checkpoints."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MEASURED_IN = "validate", "test"
 
 
 class RunReport(Callback):
-    """Say at the end of a fit, finished or not, what it reached, at what cost and what it left.
+    """Reports at the end of a fit, finished or not, what it reached, at what cost, and its files.
 
-    The model adds what only it knows: `report_sections`, `references` (see `RecipeModule`). What is
-    measured comes from the Trainer's `MetricHistory`, `TokenThroughput` and `GraphMonitor`, and is
-    left out where they or the device do not have it. After `validate` and `test` the scores are
-    printed, and what weights they are of.
+    The model adds what only it knows: `report_sections`, `references` (see `RecipeModule`). Figures
+    come from the Trainer's `MetricHistory`, `TokenThroughput` and `GraphMonitor`, and are left out
+    if these or the device do not have them. After `validate` and `test` it prints the scores, and
+    which weights they belong to.
 
     Args:
         title: of the run.
@@ -50,13 +50,13 @@ class RunReport(Callback):
         self._panels: list[Panel] = []
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins anew."""
+        """Forgets an earlier fit."""
         self._start, self._shapes = time.monotonic(), set()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the shapes of the batch: each is compiled."""
+        """Notes the shapes of the batch, each of which is compiled."""
         if isinstance(batch, Mapping):
             tensors = (value for value in batch.values() if isinstance(value, Tensor))
             self._shapes.add(tuple(tuple(value.shape) for value in tensors))
@@ -157,7 +157,7 @@ def _duration(seconds: float) -> str:
 
 
 def _panels(trainer: Trainer, module: RecipeModule) -> list[Panel]:
-    """Losses, and the score of the recipe, where there is anything to draw."""
+    """Returns the plots of losses and of the recipe's score, if there is anything to draw."""
     history = _find(trainer, MetricHistory)
     if history is None:
         return []

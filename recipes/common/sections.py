@@ -1,4 +1,4 @@
-"""What a report consists of: titled lines, some of them with a goal."""
+"""Defines the sections of a report: titled lines, some of them with a goal."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _MAX_CHARS = 1_000_000
 
 @dataclass(frozen=True)
 class Row:
-    """One line."""
+    """One line of a report."""
 
     name: str
     value: str
     goal: str = ""
     is_met: bool | None = None
-    """None where nothing is asked for."""
+    """Whether the goal was met; None if there is no goal."""
 
     @property
     def verdict(self) -> str:
-        """Whether the goal was met, in words; empty without one."""
+        """Says in words whether the goal was met; empty without a goal."""
         if self.is_met is None:
             return ""
         return f"{'met' if self.is_met else 'MISSED'} ({self.goal})"

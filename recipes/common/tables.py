@@ -1,4 +1,4 @@
-"""One file of the user's as rows, by the `datasets` package: a block at a time, nothing is cached.
+"""Reads one file of the user's as rows, by the `datasets` package, block by block without a cache.
 
 | Suffix | Format |
 |---|---|
@@ -23,7 +23,7 @@ from recipes.common.errors import UserError
 from recipes.common.file_diagnostics import check_rows, check_widths, csv_style, explain, header_of
 
 SUFFIXES = (".tsv", ".txt", ".jsonl", ".json", ".csv", ".parquet")
-"""Of files that hold tables."""
+"""The suffixes of files that hold tables."""
 
 _DESCRIBES = ".json"
 _ROWS_AT_ONCE = 1024
@@ -36,7 +36,7 @@ Batch = Mapping[str, Sequence[Any]]
 def by_kind(files: Iterable[Path], suffixes: Sequence[str] = SUFFIXES) -> dict[str, list[Path]]:
     """Returns the files of each suffix, in the order of `suffixes`.
 
-    A .json beside files of another kind is left out: it describes these, as `dataset_info.json`.
+    A .json file beside files of another kind is left out: it describes them, as dataset_info.json.
     """
     found = [(file.suffix.lower(), file) for file in files]
     kinds = {kind: [file for suffix, file in found if suffix == kind] for kind in suffixes}
@@ -93,7 +93,7 @@ def _objects(file: Path) -> Iterator[Batch]:
 
 
 def _delimited(file: Path) -> Iterator[Batch]:
-    """Yields all values as text: a label `01`, or a sentence `NA`, is what is written."""
+    """Yields all values as text, so that a label `01` or a sentence `NA` stays as it is written."""
     from datasets import Features, Value
 
     names = header_of(file)
@@ -108,7 +108,7 @@ def _delimited(file: Path) -> Iterator[Batch]:
         index_col=False,
         **options,
     ):
-        # Where a row is too short, pandas fills it up with empty fields.
+        # pandas fills a row that is too short up with empty fields.
         if not is_checked and not all(batch[names[-1]]):
             check_widths(file)
             is_checked = True
@@ -116,17 +116,17 @@ def _delimited(file: Path) -> Iterator[Batch]:
 
 
 def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> Iterator[Batch]:
-    """Yields what a reader of `datasets` gives, with errors that name the line."""
+    """Yields the batches of a reader of `datasets`, with errors that name the line."""
     is_empty = True
     try:
         with _quiet():
             rows = _open(method)(glob.escape(str(file.absolute())), options)
-            # Else it would make a dictionary of every row, and columns of these again.
+            # Otherwise it would make a dictionary of every row, and columns of these again.
             tables = iter(rows.with_format("arrow").iter(batch_size=_ROWS_AT_ONCE))
         while (table := _next(tables)) is not None:
             is_empty = False
             yield {name: table[name].to_pylist() for name in table.column_names}
-    except StopIteration:  # of datasets 5.2, where a file of JSON is empty
+    except StopIteration:  # raised by datasets 5.2 for an empty file of JSON
         pass
     except _UNREADABLE as error:
         raise explain(file, error, is_text=is_text) from error
@@ -135,13 +135,13 @@ def _stream(file: Path, method: str, is_text: bool = False, **options: Any) -> I
 
 
 def _next(tables: Iterator[Any]) -> Any:
-    """Returns the next one, or None; quiet meanwhile only, as that holds for the process."""
+    """Returns the next table, or None; silences warnings only meanwhile, for the whole process."""
     with _quiet():
         return next(tables, None)
 
 
 def _open(method: str) -> Callable[[str, Mapping[str, Any]], Any]:
-    """`Dataset.from_csv` and its like, streaming: it neither copies the file nor keeps results."""
+    """Returns `Dataset.from_csv` or the like as a stream, which neither copies nor caches."""
     try:
         from datasets import Dataset
     except ImportError as error:
@@ -160,7 +160,7 @@ def _open(method: str) -> Callable[[str, Mapping[str, Any]], Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves errors to `explain`; fields that pandas would drop are one."""
+    """Leaves errors to `explain`, and makes one of fields that pandas would drop."""
     logger = logging.getLogger("datasets")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

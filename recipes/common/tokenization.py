@@ -1,4 +1,4 @@
-"""Tokenizers: WordPiece and byte-pair vocabularies of our own, and published ones."""
+"""Trains WordPiece and byte-pair vocabularies, and loads published tokenizers."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ BLOOM_TOKENS = {
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learns a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
 
-    The documents are read twice and not kept: they may be more than fits in memory. The same text
-    gives the same vocabulary, in any order. Left alone, the trainer numbers the letters that
-    continue a word in the order of a hash table, which differs between processes, and breaks ties
-    by these numbers. So the letters are given to it as special tokens, numbered in order, and the
-    vocabulary is then put into a tokenizer in which they are not special.
+    The documents are read twice and not kept, since memory may not hold them. The same text gives
+    the same vocabulary, in any order. By itself, the trainer numbers the letters that continue a
+    word in the order of a hash table, which differs between processes, and breaks ties by these
+    numbers. So it is given the letters as special tokens, in order, and the vocabulary is then put
+    into a tokenizer in which they are not special.
     """
-    if iter(documents) is documents:  # which could not be read twice
+    if iter(documents) is documents:  # an iterator cannot be read twice
         documents = list(documents)
     tokenizer = _wordpiece({})
     normalize = tokenizer.normalizer.normalize_str
@@ -82,7 +82,7 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
     """Learns a lower-case vocabulary of byte-pair merges, with T5's special tokens and their ids.
 
     They are <pad> 0, </s> 1, <unk> 2. T5's own vocabulary is a Unigram one, whose trainer gives
-    another result in every process; ranks would not understand each other.
+    another result in every process, so that the ranks' ids would differ.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=T5_TOKENS["unk_token"]))
     tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
@@ -104,7 +104,7 @@ def train_byte_bpe(
 ) -> PreTrainedTokenizerFast:
     """Learns byte-pair merges of bytes, with Bloom's special tokens and their ids, 0 to 3.
 
-    Every text can be written with it, and is read back as it was: there is no unknown token.
+    It encodes every text and decodes it as it was, since there is no unknown token.
 
     Args:
         documents: the texts, in lists.
@@ -149,15 +149,15 @@ def tokenizer_from_json(
     """
     _check_token_ids(text)
     options: dict[str, Any] = dict(special_tokens)
-    if "cls_token" in special_tokens:  # BERT's tell the two sentences of a pair apart
+    if "cls_token" in special_tokens:  # BERT distinguishes the two sentences of a pair by type ids
         options["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), **options)
 
 
 def _check_token_ids(text: str) -> None:
-    """Refuses a token id that is larger than there are tokens.
+    """Refuses a token id that is larger than the number of tokens.
 
-    The library takes memory for all ids up to the largest, and ends the process without it.
+    The library takes memory for all ids up to the largest, and ends the process if it gets none.
     """
     backend = parse_json(text)
     vocab, added = backend["model"]["vocab"], backend["added_tokens"]
@@ -182,14 +182,14 @@ def tokenizer_state(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
 def learnt_tokenizer_state(
     tokenizer: PreTrainedTokenizerBase | None, name: str | None
 ) -> dict[str, Any]:
-    """Returns the same of one that was learnt; nothing of a published one, which has a name."""
+    """Returns the state of a tokenizer that was learnt; nothing for one that has a name."""
     if name or not isinstance(tokenizer, PreTrainedTokenizerFast):
         return {}
     return tokenizer_state(tokenizer)
 
 
 def published_tokenizer(name: str, tokenizer: str | None) -> str:
-    """Returns the tokenizer that was named beside a published model.
+    """Returns the name of the tokenizer that was set beside a published model.
 
     Args:
         name: the model's.
@@ -210,7 +210,7 @@ def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of `tokenizer_state`.
 
     Raises:
-        UserError: it is none; a checkpoint may be damaged.
+        UserError: it is not a tokenizer's, since the checkpoint is damaged.
     """
     try:
         tokenizer = tokenizer_from_json(state["tokenizer"], state["special_tokens"])

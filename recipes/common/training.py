@@ -1,4 +1,4 @@
-"""What the LightningModules of all recipes do alike."""
+"""Defines what the LightningModules of all recipes do alike."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ Data = TypeVar("Data", bound=LightningDataModule)
 SPLITS = {"val": "validation", "test": "test"}
 """The split of the data that is evaluated in a stage, by the stage's name in metrics."""
 CONFIG_KEY, CLASS_KEY = "transformers_config", "transformers_class"
-"""Where a checkpoint has what is needed to build its model without a download."""
+"""The keys of a checkpoint with what is needed to build its model without a download."""
 
 
 class RecipeModule(LightningModule):
-    """Abstract: a transformers model, trained without waiting for the device.
+    """The abstract base of the recipes' models: trains one of transformers without waits.
 
     A subclass sets `self.model` and calls `self.save_hyperparameters()`; among its hyperparameters
     are optimizer, learning_rate, schedule, warmup_steps, weight_decay, betas, max_grad_norm and, if
     it may be chosen, epsilon (see `optimizers.py`). Its `training_step` returns `loss`, and
-    whatever else ends in `_loss`, detached: these are logged as `train/...`, see `MetricHistory`.
+    whatever else ends in `_loss`, detached; these are logged as `train/...`, see `MetricHistory`.
 
     Its `forward` takes a batch, and computes what `training_step` returns, or with `scores=True`
-    what an evaluation adds up: with the losses, so that one graph has all but the optimizer.
+    what an evaluation adds up. It includes the losses, so that one graph has all but the optimizer.
 
     It tests as it validates: `on_validation_epoch_start` makes ready, `validation_step` adds up,
     and `log_evaluation` logs what was found, under the name of the stage.
@@ -55,25 +55,25 @@ class RecipeModule(LightningModule):
 
     model: PreTrainedModel
     progress_loss = "loss"
-    """The one that the progress bar shows, and the report draws."""
+    """The loss that the progress bar shows, and that the report draws."""
     validation_loss = "val/loss"
     validation_score = "val/accuracy"
-    """Metrics that the report draws, where they are logged."""
+    """The metrics that the report draws, if they are logged."""
     samples = "samples"
-    """What a row of a batch is; the pace is told in tokens too, where it is these."""
+    """The name of a batch's rows; with this one, the pace is reported in tokens, too."""
 
     @property
     def compile_regions(self) -> tuple[str, ...]:
-        """All of `forward` is compiled as one; its blocks, where activations are recomputed."""
+        """The regions to compile: all of `forward`, or its blocks if activations are recomputed."""
         recomputes = self.hparams.get("gradient_checkpointing", False)
         return () if recomputes else (type(self).__name__,)
 
     def configure_callbacks(self) -> list[Callback]:
-        """Losses are logged as means over the log interval."""
+        """Returns the callback that logs losses as means over the log interval."""
         return [MetricHistory(self.progress_loss)]
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns what only this model knows about its scores: the baselines. Lines of the report.
+        """Returns the lines of the report that only this model knows, such as baselines.
 
         Args:
             stage: "val" or "test"; their metrics are in `trainer.callback_metrics`, if it was run.
@@ -81,13 +81,13 @@ class RecipeModule(LightningModule):
         return []
 
     def references(self, name: str) -> dict[str, float]:
-        """Tells what to compare a curve with, by label: "loss", or `validation_score`'s name."""
+        """Returns what to compare a curve with, by label, for "loss" or `validation_score`."""
         return {}
 
     def untrained(self) -> str | None:
-        """Tells what of the model `fit` has to train before a score means anything, if anything.
+        """Returns what `fit` has to train before a score means anything; None if nothing.
 
-        That of a model which no checkpoint was loaded into.
+        It is asked of a model into which no checkpoint was loaded.
         """
         has_name = self.hparams.get("name") is not None
         return None if has_name else "random weights, of a model that has learnt nothing"
@@ -105,7 +105,7 @@ class RecipeModule(LightningModule):
         self.log_evaluation("val")
 
     def on_test_epoch_start(self) -> None:
-        """Makes ready as for a validation."""
+        """Prepares for a test as for a validation."""
         self.on_validation_epoch_start()
 
     def on_test_epoch_end(self) -> None:
@@ -141,7 +141,7 @@ class RecipeModule(LightningModule):
         }
 
     def _optimizer_name(self) -> OptimizerName:
-        """`auto` leaves weights that are cut up to torch's AdamW, which every strategy knows."""
+        """Returns the optimizer's name; `auto` is torch's AdamW if a strategy cuts weights up."""
         name: OptimizerName = self.hparams["optimizer"]
         if name == AUTO and self._trainer is not None and _cuts_up(self._trainer.strategy):
             return "adamw"
@@ -159,7 +159,7 @@ class RecipeModule(LightningModule):
             UserError: naming the settings in which the models differ.
         """
         if not (theirs := checkpoint.get("state_dict")):
-            return  # a strategy has loaded them in parts, and compared them then
+            return  # a strategy has loaded the weights in parts, and compared them
         ours = self.state_dict(keep_vars=True)
         # ZeRO-3 leaves an empty weight where it has cut one up, and notes its shape.
         shapes = {name: getattr(weight, "ds_shape", weight.shape) for name, weight in ours.items()}
@@ -179,7 +179,7 @@ class RecipeModule(LightningModule):
             what: the model takes from it, for the message.
 
         Raises:
-            MisconfigurationException: it is another.
+            MisconfigurationException: it is of another class.
         """
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, kind):
@@ -190,7 +190,7 @@ class RecipeModule(LightningModule):
         return data
 
     def sum_over_ranks(self, totals: Tensor) -> list[float]:
-        """Adds up a tensor of sums over all processes, and reads it: once in an evaluation."""
+        """Adds a tensor up over all processes, and reads it; called once in an evaluation."""
         sums: Tensor = self.trainer.strategy.reduce(totals, reduce_op="sum")
         values: list[float] = sums.tolist()
         return values
@@ -209,7 +209,7 @@ def gather_tokens(tokens: Tensor, positions: Tensor) -> Tensor:
 def enable_checkpointing(model: PreTrainedModel) -> None:
     """Recomputes activations in the backward pass, with the random numbers of the forward pass.
 
-    Under the name that it has: transformers 5.23 deprecates the one that 4 and 5.0 know.
+    transformers 5.23 has a new name for this, and deprecates the one that 4 and 5.0 know.
     """
     new = getattr(model, "activation_checkpointing_enable", None)
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
@@ -220,7 +220,7 @@ def _cuts_up(strategy: Strategy) -> bool:
 
 
 def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> None:
-    """Refuses what is wrong on a part of a weight, or does not know DTensors."""
+    """Refuses optimizers that need whole weights, and a decay that FSDP cannot leave out."""
     if _cuts_up(strategy) and name != "adamw":
         raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
@@ -240,10 +240,10 @@ def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
 
 
 def _difference(checkpoint: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """Gives the sizes in which two configurations differ, as `hidden_size 64 (configured: 128)`."""
+    """Returns the sizes in which configurations differ, as `hidden_size 64 (configured: 128)`."""
     try:
         theirs = parse_json(checkpoint.get(CONFIG_KEY, "{}"))
-    except (ValueError, TypeError):  # it only makes a message clearer
+    except (ValueError, TypeError):  # ignored, since this only makes a message clearer
         theirs = {}
     theirs = theirs if isinstance(theirs, dict) else {}
     names = [

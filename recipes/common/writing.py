@@ -1,4 +1,4 @@
-"""What `predict` does with a model: texts for batches of prompts, measured and read at the end.
+"""Writes texts for batches of prompts in `predict`, and measures how long that takes.
 
 Shapes: B prompts of a batch, T tokens that they are padded to, N new tokens.
 """
@@ -28,24 +28,24 @@ _FILLS = -1
 
 @dataclass(frozen=True)
 class WritingSettings:
-    """How texts are written; none of it belongs to the weights."""
+    """Says how texts are written; none of it belongs to the weights."""
 
     max_new_tokens: int
-    """N."""
+    """The number of new tokens (N)."""
     temperature: float
-    """0 for the likeliest token each time."""
+    """The temperature; 0 takes the likeliest token each time."""
     top_k: int | None
     top_p: float | None
     sampling_seed: int
-    """Prompt number i draws with this plus i."""
+    """The seed of prompt 0; prompt number i draws with this plus i."""
     engine: Engine
     check_end_every: int | None
     stop_at_end: bool
     num_warmup: int
-    """Generations of each shape that are not measured, before those that are."""
+    """The number of first generations of each shape that are not measured."""
 
     def __post_init__(self) -> None:
-        """Refuses what contradicts itself, in the words that the user typed."""
+        """Refuses settings that contradict each other, and names them as the user typed them."""
         for name, least in (("max_new_tokens", 1), ("num_warmup", 0), ("check_end_every", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -74,7 +74,7 @@ class WritingSettings:
 
     @property
     def sampling(self) -> Sampling | None:
-        """None for the likeliest token each time."""
+        """The way tokens are drawn; None takes the likeliest each time."""
         if not self.temperature:
             return None
         return Sampling(self.temperature, top_k=self.top_k, top_p=self.top_p)
@@ -114,10 +114,10 @@ class Writer:
         self._num_tokens = 0
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses prompts that with what follows have more tokens than the model has positions.
+        """Refuses prompts that, with the new tokens, have more tokens than the model has positions.
 
         Raises:
-            UserError: with the first of them.
+            UserError: naming the first of them.
         """
         config, wanted = self.generator.model.config, self.settings.max_new_tokens
         limit = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -131,7 +131,7 @@ class Writer:
                 )
 
     def write(self, batch: Mapping[str, Any]) -> None:
-        """Generates for a batch; the first of its shape is generated for more often, unmeasured.
+        """Generates texts for a batch; for the first of its shape several times, to warm up.
 
         Args:
             batch: input_ids and attention_mask [B, T] of the device, and lists of B: the numbers
@@ -149,15 +149,15 @@ class Writer:
                 tokens = self._generate(batch)
         except ValueError as error:
             raise UserError(str(error)) from error
-        # Rows that only fill become -1: to leave them out here would make another shape.
+        # Rows that only fill get the number -1; leaving them out here would make another shape.
         pairs = zip(batch["numbers"], batch["is_real"], strict=True)
         numbers = [number if is_real else _FILLS for number, is_real in pairs]
         self._written.append((numbers, tokens))
 
     def read(self) -> dict[int, list[int]]:
-        """Waits for the device, once for all batches: the new tokens by number of the prompt.
+        """Waits for the device once for all batches; returns the new tokens by the prompt's number.
 
-        Its end is the last of a text's tokens; what fills up the batch is left out.
+        A text's last token is its end. Rows that fill up a batch are left out.
         """
         found = {}
         for numbers, tokens in self._written:
@@ -168,9 +168,9 @@ class Writer:
         return found
 
     def latency(self) -> LatencyReport | None:
-        """Of the batches that were measured, if any, once they are read.
+        """The report on the batches that were measured, once they are read; None without any.
 
-        Tokens of rows that only fill are not counted: nobody gets them.
+        Tokens of rows that only fill are not counted.
         """
         try:
             return replace(self._stopwatch.report(), num_tokens=self._num_tokens)
@@ -201,7 +201,7 @@ class Writer:
             sampling=sampling,
             seeds=seeds,
             check_end_every=settings.check_end_every,
-            check_prompts=False,  # by `check`: the mask is on the device already
+            check_prompts=False,  # done by `check`, since the mask is on the device already
             stopwatch=self._stopwatch if self._stopwatch.is_running else None,
         )
 
@@ -211,7 +211,7 @@ class Writer:
 
 
 def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
-    """Returns what the new tokens add: read behind the prompt, as some begin with a space."""
+    """Returns the text of the new tokens, decoded behind the prompt, as some begin with a space."""
     start, whole = (
         tokenizer.decode(each, skip_special_tokens=True) for each in (prompt, [*prompt, *tokens])
     )
@@ -221,7 +221,7 @@ def continuation(tokenizer: Any, prompt: list[int], tokens: list[int]) -> str:
 
 
 def _ends(model: Any, tokenizer: Any) -> list[int]:
-    """Returns the model's own, of which there may be several; else the tokenizer's."""
+    """Returns the end tokens of the model, of which there may be several; else the tokenizer's."""
     configs = (getattr(model, "generation_config", None), model.config)
     found = (getattr(config, "eos_token_id", None) for config in configs)
     own = next((value for value in found if value is not None), tokenizer.eos_token_id)
