@@ -95,6 +95,7 @@ def test_lamb_and_clipping_by_the_trainer_exclude_each_other():
         _fit(_Classifier(optimizer="lamb"), gradient_clip_val=0.5)
 
 
+@pytest.mark.filterwarnings(GATHERS)
 def test_a_checkpoint_of_another_size_is_refused_by_its_settings(checkpoint):
     with pytest.raises(ValueError, match=r"hidden_size 8 \(configured: 16\)") as error:
         pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET).fit(
@@ -103,6 +104,7 @@ def test_a_checkpoint_of_another_size_is_refused_by_its_settings(checkpoint):
     assert "intermediate_size 16 (configured: 32)" in str(error.value)
 
 
+@pytest.mark.filterwarnings(GATHERS)
 def test_an_exported_checkpoint_loads_without_the_recipe(checkpoint, tmp_path):
     export(checkpoint, tmp_path / "export")
     model = AutoModel.from_pretrained(tmp_path / "export")
@@ -112,6 +114,7 @@ def test_an_exported_checkpoint_loads_without_the_recipe(checkpoint, tmp_path):
     assert (tmp_path / "export" / "tokenizer.json").exists()
 
 
+@pytest.mark.filterwarnings(GATHERS)
 def test_export_reads_from_a_store_and_writes_to_one(checkpoint, tmp_path, capsys):
     store, root = fsspec.filesystem("memory"), f"memory://{tmp_path.name}"
     store.put(str(checkpoint), f"/{tmp_path.name}/last.ckpt")
