@@ -1,4 +1,4 @@
-"""What the tables say of a card: which probes it is to be given, and what each should find."""
+"""Reads from the tables which probes a card is given, and what each of them should find."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def keys_of(card: str, release: str, mode: str, num_ranks: int, *, is_simulated:
     """Returns the rules that are probed in one kind of process, in the order of the table.
 
     Args:
-        card: The generation's key; of one that is not known all rules are probed that name none.
+        card: The generation's key; on an unknown card, all rules that name no card are probed.
         release: Major and minor number.
         mode: "eager" or "lazy".
-        num_ranks: Processes that run the probe together.
-        is_simulated: Whether the card is a simulated one, which cannot show all.
+        num_ranks: The number of processes that run a probe together.
+        is_simulated: Whether the card is simulated, which cannot show every rule.
     """
     return [
         key
@@ -35,13 +35,13 @@ def keys_of(card: str, release: str, mode: str, num_ranks: int, *, is_simulated:
 def merged(
     key: str, mode: str, rows: Sequence[dict[str, Any]], measured: MeasuredCard | None
 ) -> dict[str, Any]:
-    """Returns one row of what the ranks have read: what the rule says, if any of them saw it.
+    """Merges the readings of the ranks into a row, which is as the rule says if any rank saw that.
 
     Args:
-        key: The rule's.
+        key: The rule's key.
         mode: "eager" or "lazy".
-        rows: A reading of each rank.
-        measured: What this package has of such a card that was measured before.
+        rows: The readings, one of each rank.
+        measured: The measurements that this package has of such a card.
     """
     said = PROBES[key].signal.value
     row = next((each for each in rows if each["found"] == said), rows[0])
@@ -56,12 +56,12 @@ def counts() -> tuple[int, int, int]:
 
 
 def measured_before(card: str, release: str) -> MeasuredCard | None:
-    """Returns what this package has of such a card; None where nobody has measured one."""
+    """Returns the measurements that this package has of such a card; None if it has none."""
     return of_repository(card, release) if card in GAUDIS else None
 
 
 def memory_terms(card: str, release: str) -> MemoryTerms | None:
-    """Returns the terms of a card's memory as the tables have them; None of an unknown card."""
+    """Returns the terms of a card's memory from the tables; None for an unknown card."""
     before = measured_before(card, release)
     if before is not None and before.memory is not None:
         return before.memory

@@ -1,7 +1,8 @@
-"""HCCL between servers: the processes of a launcher measure collectives, and rank 0 tells of them.
+"""Measures HCCL between servers, by the processes of a launcher; rank 0 reports the figures.
 
-The machine that runs the command keeps the store at which they meet. So nothing has to be set, but
-its name must lead to it from all servers; MASTER_ADDR is taken in its place, if it is set here.
+The processes meet at a store on the machine that runs the command. So nothing has to be set, but
+all servers must be able to resolve the name of this machine. MASTER_ADDR takes the name's place, if
+it is set here.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _MAX_RANKS = 2**16
 
 @dataclass
 class _Heard:
-    """What has come back."""
+    """Holds what the ranks have sent."""
 
     hosts: dict[int, str] = field(default_factory=dict)
-    """By rank."""
+    """The name of each rank's host, by rank."""
     size: int = 0
     identity: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -48,14 +49,14 @@ class _Heard:
     is_done: bool = False
 
     def take(self, message: Any) -> None:
-        """Takes what a rank has sent, if it is one of ours."""
+        """Takes a message, if it is one of ours."""
         if not isinstance(message, dict):
             return
         if isinstance(message.get("problem"), str):
             self.problems.append(printable(hide_secrets(message["problem"]), max_chars=_MAX_SAID))
         elif isinstance(message.get("host"), str):
             rank, size = message.get("rank"), message.get("size")
-            # Whoever is on a network of these hosts may send what he likes.
+            # Anybody on a network of these hosts may send anything.
             if isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= _MAX_RANKS:
                 self.hosts[rank], self.size = message["host"], size
         elif isinstance(message.get("identity"), dict):
@@ -69,9 +70,9 @@ def verify(launcher: Sequence[str], *, is_quick: bool, patience_s: float) -> Ver
     """Measures HCCL on all servers that a launcher starts processes on.
 
     Args:
-        launcher: Its words, as `doctor --hosts` takes them.
+        launcher: The words of its command, as `doctor --hosts` takes them.
         is_quick: Whether a few sizes are enough.
-        patience_s: For how long nothing may be heard of them.
+        patience_s: After how many seconds without a word from the ranks they are given up.
 
     Raises:
         OSError: There is no such launcher.
@@ -143,10 +144,10 @@ def _identity(heard: _Heard, is_quick: bool) -> dict[str, Any]:
 
 
 def answer(told: str, *, is_quick: bool) -> None:
-    """Measures as one of the ranks, and tells the one that has started the launcher.
+    """Measures as one of the ranks, and reports to the process that has started the launcher.
 
     Args:
-        told: Token, address and port of the run.
+        told: The token, address and port of the run.
         is_quick: Whether a few sizes are enough.
     """
     token, address, port = told.split("@")

@@ -1,7 +1,7 @@
-"""For every rule of the card's how it is shown, or why it cannot be.
+"""Says for every rule of the card how it can be shown, or why it cannot.
 
-Which signal a rule has follows from its verdict; the program is the one of `programs/` for its key.
-So a new rule needs a program there, or a reason here, and a test asks for one of them.
+The signal of a rule follows from its verdict, and its program is the one in `programs/` with its
+key. So a new rule needs a program there, or a reason here; a test asks for one of the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_gaudi.tools.verify.programs.numbers import NUMBERS, REDUCED
 
 
 class Signal(str, enum.Enum):
-    """What shows that a card does as a rule says; the values are those of the file."""
+    """What shows that a card does as a rule says; the values are those in the file."""
 
     REFUSED = "refused"
     """The program raises."""
@@ -29,7 +29,7 @@ class Signal(str, enum.Enum):
     WAITS = "waits"
     """The call returns only after the work that was queued before it."""
     DEMOTED = "demoted"
-    """The result is another than the CPU's."""
+    """The result differs from the CPU's."""
     AS_SAID = "as_said"
     """The program itself compares, and returns whether it is as the rule says."""
 
@@ -45,15 +45,15 @@ _SIGNALS = {
 
 @dataclass(frozen=True)
 class Probe:
-    """How a rule is shown."""
+    """Says how a rule is shown."""
 
     rule: Rule
     signal: Signal
     program: Callable[[torch.device], object]
     num_ranks: int = 1
-    """Of the default process group that it needs; 1 for none."""
+    """The ranks of the default process group that it needs; 1 for none."""
     expects: Callable[[int], torch.Tensor] | None = None
-    """What it would return without the rule, for a number of ranks; None for the CPU's result."""
+    """Returns the result without the rule for a number of ranks; None for the CPU's result."""
     on_card_alone: str = ""
     """Why a simulated card cannot show it; empty if it can."""
 
@@ -78,7 +78,7 @@ REASONS: dict[str, str] = {
     "reduce-average-lazy-refused": "lazy collectives need a variable when Python starts",
     "graph-shared-gradients": "whose memory gradients share depends on how a program keeps them",
 }
-"""Rules without a probe, and why."""
+"""The rules without a probe, and why they have none."""
 
 _ON_CARD_ALONE: dict[str, str] = {
     "average-of-booleans": "a simulated card refuses it",
@@ -92,7 +92,7 @@ _OTHER_SIGNALS = {
 
 
 def probe_of(rule: Rule) -> Probe | None:
-    """Returns how a rule is shown; None where `REASONS` says why it cannot be.
+    """Returns the probe of a rule; None if `REASONS` says why it has none.
 
     Raises:
         KeyError: There is neither a program nor a reason.
@@ -113,7 +113,7 @@ def probe_of(rule: Rule) -> Probe | None:
 PROBES: dict[str, Probe] = {
     rule.key: probe for rule in RULES if (probe := probe_of(rule)) is not None
 }
-"""By the rule's key."""
+"""The probes by the key of their rule."""
 
 
 def applies(rule: Rule, card: str, release: str) -> bool:
@@ -130,5 +130,5 @@ def applies(rule: Rule, card: str, release: str) -> bool:
 
 
 def mode_of(rule: Rule) -> str:
-    """Returns the mode in which a rule is probed: the only one, or eager."""
+    """Returns the mode in which a rule is probed: eager, unless the rule is about lazy mode."""
     return rule.mode or "eager"

@@ -1,4 +1,4 @@
-"""Run one probe and read what the card shows: by what torch and the vendor's metrics tell."""
+"""Runs one probe, and reads from torch and the vendor's metrics what the card shows."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ from lightning_gaudi.untrusted import hide_secrets, printable
 
 CPU = torch.device("cpu")
 _QUEUED_S = 0.05
-"""How long what is queued before a call is to take: far longer than a call, far shorter than a
-graph's compilation, which is over by then."""
+"""How many seconds the work that is queued before a call should take.
+
+It is far longer than a call, and far shorter than a graph's compilation, which is over by then."""
 
 UNKNOWN = "unknown"
-"""What is found where a card cannot be read: nothing is written of it."""
+"""The finding where a card cannot be read; it is not written to the file."""
 
 
 class Reading(NamedTuple):
-    """What a card has shown."""
+    """Says what a card has shown."""
 
     found: str
-    """The rule's signal if it is there; else another one, or "none"."""
+    """The rule's signal if the card has shown it; else another signal, or "none"."""
     detail: str = ""
 
 
 def read(probe: Probe, device: torch.device) -> Reading:
-    """Runs a probe's program, and says what the card has shown."""
+    """Runs a probe's program, and returns what the card has shown."""
     with warnings.catch_warnings(), _acted(probe):
         warnings.simplefilter("ignore")
         before = _fallbacks(), _waits()
         try:
             result = probe.program(device)
-            # Before anything is looked at, for which the host waits.
+            # Counted before anything is looked at, since the host waits for that.
             ops, waits = _since(before[0], _fallbacks()), _waits()
             tensors = _tensors(result)  # where an asynchronous device raises
         except Exception as error:
-            # Of whatever type: it is the vendor's to choose.
+            # Any type, since the vendor chooses it.
             return Reading(Signal.REFUSED.value, _said(error))
         fallback = next((op for op in ops if _is_of(op, probe)), "")
         if fallback and probe.signal is not Signal.WAITS:
@@ -64,7 +65,7 @@ def read(probe: Probe, device: torch.device) -> Reading:
 
 
 def _acted(probe: Probe) -> AbstractContextManager[object]:
-    """Has a simulated card show in its numbers what it otherwise only says of them."""
+    """Lets a simulated card change the numbers that it otherwise only warns of."""
     shows_numbers = probe.signal in (Signal.DEMOTED, Signal.AS_SAID)
     return acting.acted() if shows_numbers and is_active() else nullcontext()
 
@@ -85,14 +86,14 @@ def _since(before: dict[str, int], after: dict[str, int]) -> list[str]:
 
 
 def _is_of(operator: str, probe: Probe) -> bool:
-    """Returns whether an operator that fell back is the rule's; one without a name may be."""
+    """Returns whether an operator that fell back belongs to the rule; one without a name may."""
     name = operator.rpartition("::")[2].partition(".")[0]
     names = {each.rpartition("::")[2].partition(".")[0] for each in probe.rule.operators}
     return not name or name in names
 
 
 def _waits() -> int | None:
-    """Returns how often the host has waited, where the device counts that; no real one does."""
+    """Returns how often the host has waited; None on a real device, which does not count that."""
     stats = vendor.metric("host_sync")
     return None if stats is None else int(stats["TotalNumber"])
 
@@ -119,14 +120,15 @@ def _shown(found: torch.Tensor, reference: torch.Tensor) -> str:
 
 
 def _has_waited(probe: Probe, device: torch.device) -> bool | None:
-    """Returns whether a call comes back only when what was queued before it has been computed.
+    """Returns whether a call comes back only after the work that was queued before it.
 
-    None where this cannot be seen: a call that needs nothing of the card seems to wait, too.
+    It returns None if this cannot be seen, since a call that needs nothing of the card seems to
+    wait, too.
     """
     queue = _Queue(device)
 
     def is_seen_to_wait(program: Callable[[torch.device], object]) -> bool:
-        program(device)  # what it moves is kept, and what it compiles is there
+        program(device)  # so that its tensors are on the card, and its graphs are compiled
         return is_behind(queue.add, lambda: program(device), vendor.synchronize)
 
     with kept():
@@ -145,9 +147,9 @@ def is_behind(
 
     Args:
         add: Queues work, and returns at once.
-        call: The call; it has been made before, so that nothing of it is compiled.
-        synchronize: Waits for all.
-        clock: Seconds.
+        call: The call, which was made before, so that nothing of it is compiled.
+        synchronize: Waits for all work.
+        clock: Returns seconds.
     """
     synchronize()
     add()
@@ -156,12 +158,12 @@ def is_behind(
     returned = clock()
     synchronize()
     ended = clock()
-    # A call that waits leaves nothing; one that does not leaves nearly all.
+    # A call that waits leaves no work for `synchronize`; one that does not leaves nearly all.
     return returned - started > ended - returned
 
 
 class _Queue:
-    """Work for a device, as long as is wanted."""
+    """Queues work that keeps a device busy for as long as is wanted."""
 
     def __init__(self, device: torch.device) -> None:
         self._matrix = torch.ones(4096, 4096, dtype=torch.bfloat16).to(device)
@@ -178,7 +180,7 @@ class _Queue:
         return time.perf_counter() - started
 
     def add(self) -> None:
-        """Queues so many products that they take at least so long."""
+        """Queues enough products to keep the device busy for `_QUEUED_S`."""
         product = self._matrix
         for _ in range(self._number):
             product = torch.mm(self._matrix, product)

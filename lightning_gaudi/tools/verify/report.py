@@ -1,4 +1,4 @@
-"""What was measured as text: what the tables say beside what the card says, in 25 lines at most."""
+"""Reports what was measured in at most 25 lines, with what the tables say beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MEMORY = {
 
 
 def differences(found: Verification) -> list[str]:
-    """Returns what the card says otherwise than the tables, a line each: rules, memory, faults."""
+    """Returns a line for each rule, term of memory and fault in which card and tables differ."""
     return [*_rules(found), *_memory(found), *_faults(found)]
 
 
@@ -56,7 +56,7 @@ def _memory(found: Verification) -> Iterator[str]:
         return
     for name, value in asdict(expected).items():
         measured = found.memory[name]
-        # Whatever stays of the workspace is news: nobody has published it.
+        # The bytes that stay in the workspace are news, since nobody has published them.
         if measured != value:
             yield (f"memory, {_MEMORY[name]}: the table says {value:,}, the card says {measured:,}")
 
@@ -75,8 +75,8 @@ def render(found: Verification, path: str) -> str:
     """Returns the report.
 
     Args:
-        found: What was measured.
-        path: Where the file is.
+        found: The measurements.
+        path: The path of the file.
     """
     figures = [line for line in _figures(found) if line]
     differing = differences(found)

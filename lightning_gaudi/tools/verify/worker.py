@@ -1,9 +1,9 @@
-"""A process that has imported torch and no card, and forks one or more for each part.
+"""Imports torch without taking a card, and forks one or more processes for each part.
 
     python -m lightning_gaudi.tools.verify.worker DESCRIPTOR
 
-It reads a part to run from its standard input, a line of JSON, and writes to the descriptor what
-the processes of the part tell, a line of JSON each, and how they ended.
+It reads each part to run from its standard input, as a line of JSON. It writes to the descriptor
+what the processes of the part report, a line of JSON each, and how they ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 Tell = Callable[[dict[str, Any]], None]
 _MAX_LINE = 4000
-"""Below what a pipe takes in one piece, so that lines of several processes do not mix."""
+"""Less than a pipe takes in one piece (4096), so that lines of several processes do not mix."""
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def _write(descriptor: int, message: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Has the kernel end this process when the one that has started it ends."""
+    """Makes the kernel end this process when the one that has started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -74,7 +74,7 @@ def _fork(
         said = traceback.format_exc()
         _write(descriptor, {"is": "failed", "rank": rank, "said": said[-2000:]})
     finally:
-        # Without the ends of libraries: nothing that hangs there is to cost more than this process.
+        # Without the exit handlers of libraries, some of which hang.
         os._exit(status)
 
 
@@ -87,7 +87,7 @@ def _run(
 ) -> None:
     from lightning_gaudi.tools.verify.parts import Context
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which ends all
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command takes Ctrl-C, and ends all processes
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
     context = Context(rank, wanted["num_ranks"], folder, wanted["options"])

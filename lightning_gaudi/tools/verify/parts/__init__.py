@@ -1,4 +1,4 @@
-"""What is measured, part by part; each runs in processes of its own, and tells row after row."""
+"""The parts that are measured; each runs in processes of its own, and reports row after row."""
 
 from __future__ import annotations
 
@@ -22,4 +22,4 @@ PARTS: dict[str, Callable[[Context, Tell], Any]] = {
     "collectives": collectives.measure,
     "steps": steps.measure,
 }
-"""By name."""
+"""The functions that measure the parts, by name."""

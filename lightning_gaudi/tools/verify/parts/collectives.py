@@ -1,4 +1,4 @@
-"""Speeds of HCCL's collectives by size, and by number of cards."""
+"""Measures the speeds of HCCL's collectives by size and number of cards."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _POWERS_ON_CPU = (10, 16, 20)
 
 
 def measure(context: Context, tell: Tell) -> None:
-    """Tells, on rank 0, the seconds of each collective, and what a card sent for it a second.
+    """Reports, on rank 0, the seconds of each collective, and the bytes a second that a card sent.
 
-    `num_bytes` is what each rank has of the tensor that is reduced, gathered or scattered as a
-    whole. In a ring each sends (n - 1) / n of it, and twice that for an all-reduce.
+    `num_bytes` is the size of the whole tensor that is reduced, gathered or scattered. In a ring
+    each rank sends (n - 1) / n of it, and twice that for an all-reduce.
     """
     powers = _POWERS_ON_CPU if context.is_small else _POWERS
     for power in powers[::2] if context.is_quick else powers:
@@ -46,7 +46,7 @@ def _collectives(
 
 
 def _seconds(run: Callable[[], object], number: int) -> float:
-    """Returns the seconds of one call; as many on each rank, or one would wait for the others."""
+    """Returns the seconds of one call; all ranks make as many, so that none waits for another."""
     for _ in range(2):
         run()
     vendor.synchronize()

@@ -1,4 +1,4 @@
-"""What a process of a part knows of itself, and how it takes its card and times what runs there."""
+"""Lets a process of a part take its card, and time what runs there."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch.distributed as dist
 from lightning_gaudi._core import vendor
 
 Tell = Callable[[dict[str, Any]], None]
-"""Takes a row of figures."""
+"""Reports a row of figures."""
 
 
 @dataclass
 class Context:
-    """A process of a part."""
+    """Knows a process of a part: its rank, its card and its options."""
 
     rank: int
     num_ranks: int
     folder: Path
-    """For the ranks to meet in."""
+    """The folder in which the ranks meet."""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -43,7 +43,7 @@ class Context:
         return bool(self.options.get("is_quick"))
 
     def take_card(self) -> None:
-        """Takes a card, and where there are several ranks, meets the others.
+        """Takes a card, and connects the ranks if there are several.
 
         The vendor's driver gives a single process any card that is free.
         """
@@ -57,11 +57,11 @@ class Context:
             dist.init_process_group("hccl", store=store, rank=self.rank, world_size=self.num_ranks)
 
     def seconds(self, run: Callable[[], object], *, at_least_s: float = 0.02) -> float:
-        """Returns the seconds of one call, when all of many have been computed.
+        """Returns the seconds of one call, measured over many that are waited for together.
 
         Args:
-            run: What is called; its first calls compile, and are not counted.
-            at_least_s: How long all calls together are to take.
+            run: The function to call; its first calls compile, and are not counted.
+            at_least_s: How many seconds all calls together should take.
         """
         for _ in range(2):
             run()
@@ -82,7 +82,7 @@ class Context:
 
 
 def presence(context: Context, tell: Tell) -> None:
-    """Tells which card this is, once it has computed something."""
+    """Reports which card this is, once it has computed something."""
     (torch.ones(2).to(context.device) + 1).cpu()
     stats = vendor.memory_stats()
     tell(

@@ -1,4 +1,4 @@
-"""Speeds of products of matrices, of operators that move memory, and of copies."""
+"""Measures the speeds of products of matrices, of operators that move memory, and of copies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHAPES: tuple[tuple[int, int, int], ...] = (
 )
 """(M, K, N): squares, layers of BERT-large and of Llama 7B, 13B and 70B, and rows of decoding."""
 _ON_CPU = 64
-"""By what the sizes are divided where a CPU plays the card."""
+"""The divisor of all sizes where a CPU plays the card."""
 _DTYPES = ("float32", "bfloat16", "float8_e4m3fn")
 
 
 def measure_matmuls(context: Context, tell: Tell) -> None:
-    """Tells the FLOP/s of products by shape and dtype; what the card does not have, it says."""
+    """Reports the FLOP/s of products by shape and dtype, and the dtypes that the card lacks."""
     generation = vendor.generation()
     for dtype in _DTYPES:
         if dtype.startswith("float8") and generation is not None and not generation.has_float8:
@@ -69,7 +69,7 @@ _OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def measure_operators(context: Context, tell: Tell) -> None:
-    """Tells the bytes a second of operators that read and write a bfloat16 matrix once."""
+    """Reports the bytes a second of operators that read and write a bfloat16 matrix once."""
     for name, run in _OPERATORS.items():
         for rows in (256, 4096, 65536):
             shape = (rows // _ON_CPU, 1024) if context.is_small else (rows, 4096)
@@ -80,7 +80,7 @@ def measure_operators(context: Context, tell: Tell) -> None:
 
 
 def measure_copies(context: Context, tell: Tell) -> None:
-    """Tells the bytes a second of copies to and from the card, by size, pinned and not."""
+    """Reports the bytes a second of copies to and from the card by size, pinned and not."""
     for power in (10, 16, 22) if context.is_small else (10, 20, 24, 28):
         on_card = torch.zeros(2**power, dtype=torch.uint8, device=context.device)
         for is_pinned in (False, True):

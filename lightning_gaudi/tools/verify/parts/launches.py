@@ -1,4 +1,4 @@
-"""What the host needs to give a card something to run, and the time to compile it before."""
+"""Measures the host's time to launch something on a card, and the time to compile it first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUM_NODES = (10, 100, 1000)
 
 
 def measure(context: Context, tell: Tell) -> None:
-    """Tells the seconds of a launch: eager and compiled, or of a graph of lazy mode."""
+    """Reports the seconds of a launch: eager and compiled, or of a graph in lazy mode."""
     x = torch.zeros(128, device=context.device)
 
     def add() -> object:
@@ -31,10 +31,9 @@ def measure(context: Context, tell: Tell) -> None:
 
 
 def measure_compilation(context: Context, tell: Tell) -> None:
-    """Tells the seconds to compile graphs by their number of nodes: the first run, less a second.
+    """Reports the seconds to compile graphs, by number of nodes: the first run less a second run.
 
-    With `torch.compile` they have the time that torch needs to read the function in them, as a
-    program's have.
+    With `torch.compile` this includes the time in which torch reads the function, as in a program.
     """
     x = torch.zeros(128, device=context.device)
     mode = "lazy" if vendor.is_lazy() else "compiled"
@@ -58,7 +57,7 @@ def _compiled(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _chain(num_nodes: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Returns a function of so many operators, one behind the other, of four kinds in turn."""
+    """Returns a function of so many operators in a row, of four kinds in turn."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
         for index in range(num_nodes // 4):

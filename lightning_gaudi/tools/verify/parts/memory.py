@@ -1,4 +1,4 @@
-"""How the card's allocator counts, read from the vendor's `memory_stats()` before and after."""
+"""Finds out how the card's allocator counts, by the vendor's `memory_stats()` before and after."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUM_GRAPHS = 5
 
 
 def measure(context: Context, tell: Tell) -> None:
-    """Tells the terms, then what requests of many sizes add."""
+    """Reports the terms, and then what requests of many sizes add."""
     device = context.device
     at_start = _in_use()
 
@@ -54,10 +54,10 @@ def _in_use() -> int:
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Returns the largest size up to which something holds, which does no more beyond; 0 if none.
+    """Returns the largest size for which a condition holds; 0 if it holds for none.
 
     Args:
-        holds: Says whether it holds for a size.
+        holds: Returns whether the condition holds for a size; beyond the largest it never does.
         most: The size at which to stop.
     """
     low, high = 0, most + 1
@@ -68,18 +68,18 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 
 
 def _num_small(device: torch.device) -> int:
-    """Counts the requests of a byte until one adds to the memory in use."""
+    """Returns how many requests of a byte it takes until one adds to the memory in use."""
     held: list[torch.Tensor] = []
     before = _in_use()
     while len(held) < _MAX_NUM_SMALL:
         held.append(torch.empty(1, dtype=torch.uint8, device=device))
         if _in_use() != before:
             return len(held) - 1
-    return 0  # it has no end, so that it is no pool
+    return 0  # no request adds anything, so that there is no pool
 
 
 def _workspace(device: torch.device) -> int:
-    """Returns what is in use after graphs have run whose tensors are gone, and was not before."""
+    """Returns the bytes that stay in use after graphs have run and their tensors are gone."""
     before = _in_use()
     for number in range(_NUM_GRAPHS):
         size = 256 * (number + 1)

@@ -1,4 +1,4 @@
-"""The probes of the rules, one after the other; what is begun is told before it is."""
+"""Runs the probes of the rules one after the other, and reports each before it begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_gaudi.tools.verify.readings import read
 
 
 def measure(context: Context, tell: Tell) -> None:
-    """Tells of each probe of `options["keys"]` what the card has shown."""
+    """Reports what the card has shown in each probe of `options["keys"]`."""
     for key in context.options["keys"]:
         tell({"begun": key})
         found, detail = read(PROBES[key], context.device)

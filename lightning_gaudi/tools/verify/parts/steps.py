@@ -1,4 +1,4 @@
-"""Four reference steps: BERT-large and T5-small as they are trained, LoRA, and decoding.
+"""Measures four reference steps: BERT-large and T5-small as they are trained, LoRA, and decoding.
 
 The weights are random and nothing is downloaded. A simulated card, which is a CPU, gets models of a
 few thousand weights in their place, and the rows say so.
@@ -19,7 +19,7 @@ Step = Callable[[], object]
 
 
 def measure(context: Context, tell: Tell) -> None:
-    """Tells the seconds of each step, and how many samples or tokens it takes."""
+    """Reports the seconds of each step, and how many samples or tokens it takes."""
     if importlib.util.find_spec("transformers") is None:
         tell({"note": "transformers is not installed: no reference steps"})
         return
@@ -32,7 +32,7 @@ def measure(context: Context, tell: Tell) -> None:
 
 
 def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -> Step:
-    """Returns a step in bfloat16 by autocast: forward, backward, AdamW."""
+    """Returns a training step in bfloat16 by autocast: forward, backward, AdamW."""
     model = model.to(device).train()
     batch = {name: each.to(device) for name, each in batch.items()}
     weights = [each for each in model.parameters() if each.requires_grad]
@@ -84,7 +84,7 @@ def _t5(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
 
 
 class _LowRank(torch.nn.Module):
-    """A linear layer whose weights stay, with a product of two small ones beside it."""
+    """A linear layer whose weights are frozen, with a product of two small layers beside it."""
 
     def __init__(self, layer: torch.nn.Linear, rank: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def _lora(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
 
 
 def _decoding(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
-    """A token of each of a few sequences, beside keys and values that are already there."""
+    """Returns a step for one token of each of a few sequences, with keys and values in place."""
     from transformers import StaticCache
 
     model = _llama(is_small).to(device, torch.bfloat16).eval()

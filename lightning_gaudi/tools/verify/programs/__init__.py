@@ -1,4 +1,4 @@
-"""For every row of the rules the smallest program that meets it, by the row's key."""
+"""The smallest program that meets each rule, by the key of the rule's row."""
 
 from lightning_gaudi.tools.verify.programs.operators import NOT_ON_CPU, PROGRAMS, Program
 

@@ -18,7 +18,7 @@ def _ones(device: torch.device, dtype: torch.dtype, length: int = 2) -> torch.Te
 
 
 def _shares(device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """An output of 2 elements and an input of 2 for every rank."""
+    """Returns an output of 2 elements, and an input of 2 elements for every rank."""
     return _ones(device, dtype), _ones(device, dtype, 2 * dist.get_world_size())
 
 

@@ -1,4 +1,4 @@
-"""Programs that say whether a captured graph goes on with what its capture saw; lazy mode alone.
+"""Programs that tell whether a captured graph goes on with what its capture saw, in lazy mode.
 
 Each returns whether the card did as its rule says.
 """
@@ -16,13 +16,13 @@ Program = Callable[[torch.device], bool]
 
 
 class _Net(nn.Module):
-    """Does with its argument what it is told, and counts how often Python has run it."""
+    """Calls a function with itself and its argument, and counts how often Python runs it."""
 
     def __init__(self, use: Callable[[_Net, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.num_calls = 0
         self.scale = 2.0
-        self.__dict__["use"] = use  # no submodule
+        self.__dict__["use"] = use  # not registered as a submodule
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1
@@ -40,7 +40,7 @@ def _ones(device: torch.device) -> torch.Tensor:
 
 
 def _called(net: Any, device: torch.device, between: Callable[[], object]) -> list[torch.Tensor]:
-    """Captures and replays; something changes; replays again."""
+    """Captures and replays, changes something, and replays again."""
     with torch.no_grad():
         found = [net(_ones(device)).cpu() for _ in range(2)]
         between()
@@ -102,4 +102,4 @@ GRAPHS: dict[str, Program] = {
     "graph-input-not-written": _not_written,
     "graph-input-returned": _returned,
 }
-"""By a row's key."""
+"""The programs by the key of a rule's row."""

@@ -1,4 +1,4 @@
-"""Programs that say whether a card's numbers are those that a rule says, where they may be close.
+"""Programs that tell whether a card's numbers are as a rule says, where they may be close.
 
 Each returns whether the card did as its rule says; the CPU's numbers are the reference.
 """
@@ -24,7 +24,7 @@ def _host_complex(device: torch.device) -> bool:
 
 
 def _gelu(device: torch.device) -> bool:
-    """Of the two forms, which differ by up to 5e-4, the result is nearer to the other one."""
+    """Returns whether the result is nearer to the other of the two forms, which differ by 5e-4."""
     x = torch.linspace(-4, 4, 4096)
     found = functional.gelu(x.to(device)).cpu()
     exact, tanh = functional.gelu(x), functional.gelu(x, approximate="tanh")
@@ -51,14 +51,14 @@ def _division(device: torch.device) -> bool:
 
 
 def _cholesky(device: torch.device) -> bool:
-    """Of matrices that are barely positive definite, the card has no factor of at least one."""
+    """Returns whether the card finds no factor of some matrix that is barely positive definite."""
     root = uniform(16, 8, 4, device=CPU)
     matrices = root @ root.mT + 1e-6 * torch.eye(8)
     return bool(torch.linalg.cholesky_ex(matrices.to(device))[0].cpu().isnan().any())
 
 
 def _stochastic(device: torch.device) -> bool:
-    """A fourth of them would be rounded up, were they not flushed."""
+    """Returns whether small numbers are flushed; otherwise a fourth would be rounded up."""
     x = torch.full((4096,), _SMALLEST_E5M2 / 4).to(device)
     found = torch.ops.hpu.cast_to_fp8_v2(x, None, True, False, torch.float8_e5m2)[0]
     return not found.float().cpu().count_nonzero()
@@ -80,7 +80,7 @@ NUMBERS: dict[str, Program] = {
     "stochastic-rounding-flushes": _stochastic,
     "average-of-booleans": _average_of_booleans,
 }
-"""By a row's key."""
+"""The programs by the key of a rule's row."""
 
 
 def _integers(device: torch.device) -> object:
@@ -105,4 +105,4 @@ REDUCED: dict[str, tuple[Callable[[torch.device], object], Callable[[int], torch
         lambda size: torch.full((2,), size, dtype=torch.uint8),
     ),
 }
-"""Of collectives whose numbers a card changes: the program, and what a number of ranks expects."""
+"""The collectives whose numbers a card changes: a program, and the result for a number of ranks."""

@@ -1,6 +1,6 @@
-"""For every row of the rules the smallest program that meets it.
+"""The smallest program that meets each rule, by the key of the rule's row.
 
-Each takes the device; a collective's also expects a default process group.
+Each takes the device; that of a collective also needs a default process group.
 """
 
 from __future__ import annotations
@@ -141,12 +141,12 @@ def _scatter_from_itself(device: torch.device) -> object:
 
 
 DIFFERENCES: dict[str, Program] = {
-    # By their own names: transformers replaces the methods, where it finds an HPU.
+    # torch.ops, since transformers replaces the methods of tensors if it finds an HPU.
     "gather-of-int64-wrong": lambda device: torch.ops.aten.gather(
         on(device, [5, 6, 7]), 0, on(device, [2, 0])
     ),
     "scatter-from-itself-wrong": _scatter_from_itself,
-    # An overload that no other test calls: an operator looks its rules up once, for one card.
+    # An overload that no other test calls, since an operator looks its rules up only once.
     "masked-fill-of-int64-refused": lambda device: torch.ops.aten.masked_fill_.Tensor(
         on(device, [5, 6]), on(device, [5, 6]) == 5, on(device, 0)
     ),
@@ -210,7 +210,7 @@ PROGRAMS: dict[str, Program] = {
     **fallbacks.BY_ARGUMENT,
     **collectives.COLLECTIVES,
 }
-"""By a row's key, a program that meets it."""
+"""The programs by the key of a rule's row."""
 
 NOT_ON_CPU: dict[str, str] = {
     "float64-overflows": "no copy happens between CPU and CPU",
@@ -219,4 +219,4 @@ NOT_ON_CPU: dict[str, str] = {
     "stochastic-rounding-flushes": "an operator of the vendor's",
     **dict.fromkeys(KERNELS, "an operator of the vendor's"),
 }
-"""Rows whose program the CPU cannot run, or runs otherwise, and why; collectives beside."""
+"""The rows whose program the CPU cannot run, or runs otherwise, and why; without collectives."""

@@ -1,4 +1,4 @@
-"""Tensors for the programs: made on the CPU from one seed, then moved."""
+"""Makes tensors for the programs: on the CPU from one seed, and then moved."""
 
 from __future__ import annotations
 
