@@ -1,4 +1,4 @@
-"""Which line of a YAML file an error of LightningCLI's is about, and what was probably meant."""
+"""Finds the line of a YAML file that an error of LightningCLI is about, and what was meant."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from lightning_gaudi.untrusted import printable
 _parsing: ContextVar[tuple[Any, Sequence[str] | None]] = ContextVar(
     "_parsing", default=(None, None)
 )
-"""The parser that the user has called, and what it was given; None for the program's arguments."""
+"""The parser that the user has called, and its arguments; None stands for the program's own."""
 
-# What jsonargparse says, from 4.35 to 4.53: on the command line; in a file.
+# The messages of jsonargparse 4.35 to 4.53 about an unknown setting: the first is about one on the
+# command line, the others about one in a file.
 _UNKNOWN = (
     r"nrecognized arguments: (?:\S+ )*?--([^\s=]+)",
     r"does not accept (?:option|nested key) '([^']+)'",
@@ -38,11 +39,11 @@ _PARAMETER = re.compile(r"'([^']+)' is not (?:accepted|expected)")
 
 @contextmanager
 def parsing(parser: Any, args: Any) -> Iterator[None]:
-    """Notes what a parser was given while it parses, unless that is for another one.
+    """Notes the arguments of a parser while it parses, unless another one has called it.
 
     Args:
-        parser: LightningCLI's.
-        args: As for `parse_args`.
+        parser: The parser of LightningCLI.
+        args: The arguments, as `parse_args` takes them.
     """
     if _parsing.get()[0] is not None:
         yield
@@ -58,11 +59,12 @@ def explain(message: str, parser: Any) -> str:
     """Returns what an error of jsonargparse does not say: the file and line, and what was meant.
 
     Args:
-        message: jsonargparse's.
-        parser: The one that raises it.
+        message: The message of jsonargparse.
+        parser: The parser that raises it.
 
     Returns:
-        A sentence or two, or nothing where nothing is known, or another parser asks this one.
+        A sentence or two. It is empty if nothing is known, or if another parser called this one,
+        since that one asks, too.
     """
     if parser is not _parsing.get()[0] and not parser.exit_on_error:
         return ""
@@ -77,7 +79,7 @@ def explain(message: str, parser: Any) -> str:
 
 
 def syntax_error(files: Iterable[Path] | None = None) -> str:
-    """Returns what is wrong in the first file that is no YAML, and where; nothing if all are."""
+    """Returns what is wrong in the first file that is not YAML, and where; empty if all are."""
     import yaml  # type: ignore[import-untyped]
 
     for path in _files() if files is None else files:
@@ -94,16 +96,18 @@ def syntax_error(files: Iterable[Path] | None = None) -> str:
             return f"{printable(path)}: it is nested too deeply."
         except (yaml.YAMLError, ValueError) as error:
             return f"{printable(path)}: {printable(error)}."
-        except OSError:  # removed meanwhile
+        except OSError:  # it was removed meanwhile
             continue
     return ""
 
 
 def unknown_setting(message: str, known: Sequence[str]) -> str:
-    """Says that there is no such setting, where it stands and what was meant; else nothing.
+    """Returns that there is no such setting, where it stands and what was meant.
+
+    It returns nothing if the message is about something else.
 
     Args:
-        message: jsonargparse's.
+        message: The message of jsonargparse.
         known: All settings, such as `trainer.max_epochs`.
     """
     found = next(filter(None, (re.search(each, message) for each in _UNKNOWN)), None)
@@ -118,11 +122,11 @@ def unknown_setting(message: str, known: Sequence[str]) -> str:
 
 
 def instead(path: str, problem: str) -> str:
-    """Tells what was probably meant by a name of a class, or of its parameter, that is none.
+    """Returns which class or parameter was probably meant by a name that does not exist.
 
     Args:
-        path: The class's.
-        problem: What jsonargparse says of it.
+        path: The name of the class with its module.
+        problem: What jsonargparse says about it.
     """
     module, _, name = path.rpartition(".")
     wrong = _PARAMETER.search(problem)
@@ -132,7 +136,7 @@ def instead(path: str, problem: str) -> str:
             close = nearest(wrong[1], inspect.signature(getattr(home, name)).parameters)
         else:
             close = None if hasattr(home, name) else nearest(name, vars(home))
-    except Exception:  # whatever a module raises that is imported by a wrong name
+    except Exception:  # a module that is imported by a wrong name may raise anything
         return ""
     return f" Did you mean {close}?" if close else ""
 
@@ -160,7 +164,7 @@ def _place(message: str, files: Sequence[Path]) -> str:
 def _where(name: str, files: Sequence[Path]) -> str:
     """Returns the file and the line of a setting, in parentheses."""
     wanted = name.split(".")
-    for path in reversed(files):  # the last one counts
+    for path in reversed(files):  # a later file overrides an earlier one
         for keys, line in _keys(path):
             if keys[-len(wanted) :] == wanted:
                 return f" ({path}, line {line})"
@@ -188,7 +192,7 @@ def _keys(path: Path) -> Iterator[tuple[list[str], int]]:
 
 
 def _first_wrong(name: str, known: Sequence[str]) -> str:
-    """Returns the shortest part of a setting's name with which none of those known begins."""
+    """Returns the shortest beginning of a setting's name that no known setting has."""
     parts = name.split(".")
     for count in range(1, len(parts)):
         part = ".".join(parts[:count])

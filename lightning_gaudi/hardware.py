@@ -1,4 +1,4 @@
-"""The generations of Gaudi: what each holds, computes and has, with who says so.
+"""Lists the generations of Gaudi: memory, speeds and features of each, with their sources.
 
 Whatever depends on the card's generation asks this table. It imports nothing, so that the plugin,
 its tools and the simulator can share it.
@@ -23,24 +23,23 @@ class Gaudi:
     device_name: str
     """What the vendor's `get_device_name()` answers."""
     memory_gib: int
-    """Device memory, as it is sold."""
+    """The device memory that the product is sold with."""
     memory_bytes: int
-    """What the vendor's allocator hands out of it, where that is known; otherwise all of it."""
+    """The bytes of it that the vendor's allocator hands out; all of it where that is not known."""
     bandwidth: float
-    """Of the device memory, in bytes a second."""
+    """The bandwidth of the device memory, in bytes a second."""
     peaks: Mapping[str, float]
-    """FLOP/s of products of matrices by dtype, where they are published; "tf32" is what float32
-    may be rounded to."""
+    """The published FLOP/s of matrix products by dtype; float32 may be rounded to "tf32"."""
     link_bandwidth: float
-    """What a card sends to the others of its server and gets from them, in bytes a second."""
+    """The bytes a second that a card sends to the others of its server; it gets as many at once."""
     has_float16: bool = True
     has_float8: bool = True
     has_int64: bool = True
     """Whether eager mode keeps int64; otherwise it becomes int32."""
     has_fused_attention: bool = True
-    """Whether the vendor's `FusedSDPA` is for it."""
+    """Whether the vendor's `FusedSDPA` runs on it."""
     has_fused_experts: bool = True
-    """Whether the vendor's `mixture_of_experts` is for it."""
+    """Whether the vendor's `mixture_of_experts` runs on it."""
     has_hybrid_float8_attention: bool = False
     """Whether attention in float8 may have its gradients in float8_e5m2."""
     float8_e4m3_max: float | None = 448.0
@@ -49,7 +48,7 @@ class Gaudi:
     """Whether a job of several cards must have an even number of them."""
 
     def peak(self, dtype: str) -> float | None:
-        """FLOP/s in a dtype ("bfloat16"); None where no peak is published."""
+        """Returns the FLOP/s in a dtype ("bfloat16"); None where no peak is published."""
         return self.peaks.get(dtype)
 
 
@@ -102,7 +101,7 @@ GAUDIS: dict[str, Gaudi] = {
         ),
     )
 }
-"""By key, the oldest first.
+"""The generations by key, the oldest first.
 
 Source of memory, bandwidth, links, and the peaks of Gaudi 1 and 2: Intel, "Intel Gaudi 3 AI
 Accelerator", Hot Chips 2024. That deck has 1835 TFLOP/s for a Gaudi 3, in bfloat16 and in float8,
@@ -121,19 +120,19 @@ tests/pytest_working/any_mode/test_hpu_fp8_ops_any_mode.py. Pairs: bridge 1.24.0
 
 
 def find_gaudi(device_name: str) -> Gaudi | None:
-    """Returns the generation that the vendor calls `device_name`; None of one not known here."""
+    """Returns the generation that the vendor calls `device_name`; None if it is not known here."""
     return next((card for card in GAUDIS.values() if card.device_name == device_name), None)
 
 
 EVEN_CARDS_SINCE = (1, 24)
-"""The release that has the rule of `refuses_number`."""
+"""The first release with the rule of `refuses_number`."""
 
 
 def refuses_number(num_cards: int, generation: int | None, release: tuple[int, ...]) -> bool:
-    """Returns whether a job cannot use so many cards: of a Gaudi 3 it is one, or an even number.
+    """Returns whether a job cannot use so many cards: with Gaudi 3 it needs one or an even number.
 
     Args:
-        num_cards: How many modules are visible, or ranks are started on a node.
+        num_cards: The number of visible modules, or of ranks that are started on a node.
         generation: 3 for a Gaudi 3; None if it is not known.
         release: The numbers of the Gaudi software's release.
 

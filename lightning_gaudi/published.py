@@ -1,7 +1,7 @@
-"""The types in which a program says that it is a published run, for a plan to stand beside.
+"""Defines the types by which a program tells that it repeats a published run.
 
-A callback of its Trainer has a method `published_run` then. The figures are the program's; none are
-known here.
+Such a program has a callback in its Trainer with a method `published_run`, and a plan shows its
+estimates beside the published figures. The figures come from the program; none are known here.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ class Figure:
     """A number that was published of a run."""
 
     name: str
-    """What was measured: train_samples_per_s, train_seconds, latency_seconds, seconds_per_picture;
-    of others a plan has no estimate."""
+    """What was measured: train_samples_per_s, train_seconds, latency_seconds or
+    seconds_per_picture. A plan has no estimate of others."""
     value: float
     unit: str
     hardware: str
-    """What it was measured on: Gaudi, Gaudi 2, A100 80GB, ..."""
+    """The card it was measured on: Gaudi, Gaudi 2, A100 80GB, ..."""
     source: str
     batch_size: int
-    """Of each card."""
+    """The batch size of each card."""
 
 
 @dataclass(frozen=True)
 class NoRoom:
-    """That a run did not fit, as published."""
+    """Tells that a run did not fit into memory, as published."""
 
     hardware: str
     batch_size: int
@@ -44,15 +44,15 @@ class PublishedRun:
     title: str
     num_cards: int
     num_steps: int | None
-    """Of the optimizer, where the source says how many."""
+    """The optimizer's steps, if the source tells their number."""
     figures: tuple[Figure, ...]
     no_room: tuple[NoRoom, ...]
     differing: tuple[str, ...]
-    """In which settings the program is not that run, in words."""
+    """The settings in which the program differs from that run, in words."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> PublishedRun:
-        """Returns what `dataclasses.asdict` has made of it."""
+        """Returns the run that `dataclasses.asdict` has made these values of."""
         lists: dict[str, Any] = {
             "figures": tuple(Figure(**each) for each in values["figures"]),
             "no_room": tuple(NoRoom(**each) for each in values["no_room"]),

@@ -1,4 +1,4 @@
-"""Releases of the Gaudi software, the torch that each is built for, and what changed with one.
+"""Lists the releases of the Gaudi software, the torch of each, and what changed with one.
 
 It imports nothing of ours, so that the plugin, its tools and the simulator share it.
 """
@@ -17,19 +17,19 @@ class Release(NamedTuple):
     """A release of the Gaudi software."""
 
     software: str
-    """As the vendor calls it: "1.20", or "1.24.1"."""
+    """The vendor's name for it: "1.20", or "1.24.1"."""
     torch: str
     is_lazy: bool = False
-    """Whether lazy mode is what it runs in if `PT_HPU_LAZY_MODE` is not set; until 1.20."""
+    """Whether it runs in lazy mode if `PT_HPU_LAZY_MODE` is not set, as until 1.20."""
 
     @property
     def version(self) -> str:
-        """Three numbers: "1.20.0"."""
+        """The version in three numbers: "1.20.0"."""
         return ".".join([*self.software.split("."), "0"][:3])
 
     @property
     def key(self) -> str:
-        """Major and minor: "1.20"."""
+        """The major and the minor number: "1.20"."""
         return minor(self.software)
 
     @property
@@ -47,7 +47,7 @@ RELEASES = (
     Release("1.24.0", "2.10.0"),
     Release("1.24.1", "2.11.0"),
 )
-"""All that are known, the oldest first; docs/how-to/on-a-gaudi.md has them too.
+"""All releases that are known, the oldest first; docs/how-to/on-a-gaudi.md lists them, too.
 
 Source: Intel Gaudi documentation, "Support matrix"; the vendor's images of these releases.
 """
@@ -60,12 +60,12 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def minor(version: str) -> str:
-    """Returns major and minor: "1.23" of "1.23.0.695"."""
+    """Returns the major and the minor number: "1.23" of "1.23.0.695"."""
     return ".".join(str(number) for number in numbers(version)[:2])
 
 
 def find_release(software: str) -> Release | None:
-    """Returns a version's release; a patch that is not known counts as the one before."""
+    """Returns the release of a version; an unknown patch counts as the patch before it."""
     found = [each for each in RELEASES if minor(each.software) == minor(software)]
     before = [each for each in found if numbers(each.software) <= numbers(software)[:3]]
     return next(iter([*reversed(before), *found]), None)

@@ -1,9 +1,9 @@
-"""Which strategies there are: one line for each, in the Trainer and in Fabric.
+"""Lists the strategies of the Trainer and of Fabric, one in a line.
 
-Names for `strategy`, the choice of what runs on an HPU, Lightning's registries, and what packages
-export are derived from this table. To add one: a line here, and its module in `strategies`, in
-`fabric/strategies`, or in both. It imports nothing, so that nothing is loaded before an HPU is
-asked for.
+The names for `strategy`, the choice of the class that runs on an HPU, Lightning's registries and
+the exports of packages are derived from this table. A new strategy needs a line here, and a module
+in `strategies`, in `fabric/strategies`, or in both. This module imports nothing, so that nothing is
+loaded before an HPU is asked for.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ class Strategy(NamedTuple):
     kind: str
     """Our class, of the same name in `strategies` and, if Fabric has it, `fabric.strategies`."""
     module: str
-    """The module in either that has it."""
+    """The module that has the class, in either package."""
     lightning: str
     """Lightning's class that becomes this one on accelerator "hpu"; empty if none does."""
     names: tuple[str, ...]
-    """What may be passed as `strategy`: the name, then those of older projects."""
+    """The strings that may be passed as `strategy`: its name, then the names of older projects."""
     is_in_fabric: bool = True
     """Whether Fabric has it, too."""
     needs_arguments: bool = False
-    """Whether Fabric is given an instance alone, since a name has no arguments."""
+    """Whether Fabric takes it as an instance only, since it needs arguments."""
     old_kinds: tuple[str, ...] = ()
     """The names of the class in older projects."""
 
     @property
     def fabric_names(self) -> tuple[str, ...]:
-        """Which of `names` Fabric knows."""
+        """The `names` that Fabric knows."""
         return self.names if self.is_in_fabric and not self.needs_arguments else ()
 
 
@@ -56,11 +56,11 @@ STRATEGIES = (
 )
 
 FORMS = {each.lightning: each for each in STRATEGIES if each.lightning}
-"""By Lightning's class."""
+"""The strategies that one of Lightning's classes becomes on accelerator "hpu", by that class."""
 
 
 def exports(*, in_fabric: bool) -> dict[str, str]:
-    """Returns what `strategies` or `fabric.strategies` exports, with the module of each name."""
+    """Returns the names that `strategies` or `fabric.strategies` exports, with their modules."""
     return {
         name: f".{each.module}"
         for each in STRATEGIES
@@ -70,13 +70,13 @@ def exports(*, in_fabric: bool) -> dict[str, str]:
 
 
 def listed_names(*, in_fabric: bool) -> str:
-    """Returns what may be passed as `strategy`, for messages."""
+    """Returns the strings that may be passed as `strategy`, for messages."""
     known = [each.fabric_names if in_fabric else each.names for each in STRATEGIES]
     names = ", ".join(map(repr, ("auto", *sorted(each[0] for each in known if each))))
     return f"{names}, or one of Lightning's names that begin with 'ddp', 'deepspeed' or 'fsdp'"
 
 
 def names_of(kind: type) -> tuple[str, ...]:
-    """Returns the names of one of our classes; none of one that a user has derived from it."""
+    """Returns the names of one of our classes; a class that a user has derived has none."""
     found = (each.names for each in STRATEGIES if each.kind == kind.__name__)
     return next(found, ()) if kind.__module__.startswith("lightning_gaudi.") else ()

@@ -1,9 +1,10 @@
-"""What others have written or set: texts, names, JSON, numbers, compiled files, and their secrets.
+"""Reads and shows what others may have written: texts, names, JSON, numbers and compiled files.
 
-Whoever wrote it may be somebody else: its text may move a terminal's cursor, its names may lead out
-of the folder, its numbers may be of another type than ours. What is shown hides passwords.
+Such text may move a terminal's cursor, names may lead out of their folder, and numbers may be of
+another type than expected. Secrets are hidden before something is shown.
 
-It imports nothing of ours: the simulator uses it, and recipes, which are copied into projects.
+This module imports nothing of ours: the simulator uses it, and recipes, which are copied into
+projects.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-"""Unicode's categories of what a terminal obeys, reorders or does not show."""
+"""Unicode's categories of characters that a terminal obeys, reorders or does not show."""
 
 _MAX_DEPTH = 100
 """How deep dicts and lists may lie in each other; no file of ours has more than ten levels."""
@@ -31,9 +32,9 @@ def printable(text: object, *, max_chars: int = 2000, lines: bool = False) -> st
     """Returns a text in which nothing moves the cursor, begins a line or hides what follows.
 
     Args:
-        text: What is to be shown, as `str` has it.
-        max_chars: How many characters are kept; of a longer one the number of the rest is said.
-        lines: Whether it may have lines and tabs of its own, as a stack has.
+        text: The text, or an object whose `str` is shown.
+        max_chars: How many characters are kept; the number of the others is told.
+        lines: Whether line breaks and tabs are kept, as for a stack.
     """
     shown = str(text)
     rest, shown = len(shown) - max_chars, shown[:max_chars]
@@ -50,14 +51,14 @@ def _escaped(character: str) -> str:
 
 
 def path_inside(folder: Path, name: object) -> Path:
-    """Returns the path of a name that a file in this folder holds, if it is in this folder.
+    """Returns the path of a name that stands in a file of this folder, if it stays in the folder.
 
     Args:
-        folder: Where the name must lead to; it may itself be a symbolic link.
+        folder: The folder that the name must not leave; it may itself be a symbolic link.
         name: A relative path with `/` between its parts.
 
     Raises:
-        ValueError: It is no such name, or it or a symbolic link leads out of the folder.
+        ValueError: It is not such a name, or it or a symbolic link leads out of the folder.
     """
     if not isinstance(name, str) or not name or "\0" in name or len(name) > 4096:
         raise ValueError(f"{printable(repr(name), max_chars=200)} is not the name of a file.")
@@ -75,10 +76,10 @@ def path_inside(folder: Path, name: object) -> Path:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Returns what a text in JSON says.
+    """Returns the value of a text in JSON.
 
     Raises:
-        ValueError: It is no JSON, is nested too deeply, or has a number that is not finite.
+        ValueError: It is not JSON, is nested too deeply, or has a number that is not finite.
     """
     try:
         found = json.loads(data, parse_constant=_refuse, parse_float=_finite)
@@ -91,12 +92,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def check_depth(value: object) -> None:
-    """Refuses what is nested so deeply that a function which calls itself for each level may fail.
+    """Refuses a value so deeply nested that a function which calls itself for each level may fail.
 
     Since Python 3.12 `json` reads more levels than a function may call itself.
 
     Args:
-        value: What a file says: dicts and lists; of YAML the same one may be in several places.
+        value: The dicts and lists of a file; in YAML one may be referred to from several places.
 
     Raises:
         ValueError: It is nested too deeply.
@@ -141,12 +142,12 @@ def read_integer(
 
     Args:
         name: The variable.
-        default: What it is where the variable is not set, or is empty.
+        default: The number if the variable is not set, or is empty.
         at_least: The smallest number that it may hold.
-        environment: Where the variable is looked up.
+        environment: The variables that are looked at.
 
     Raises:
-        ValueError: It holds something else, or nothing and there is no default.
+        ValueError: It holds something else, or it holds nothing and there is no default.
     """
     text = environment.get(name, "").strip()
     if not text and default is not None:
@@ -164,11 +165,11 @@ def make_folder(folder: Path) -> Path:
     """Makes a folder and those above it, to which no other user may write, whatever the umask.
 
     Raises:
-        OSError: It cannot be made; NotADirectoryError where a file is above it.
+        OSError: It cannot be made; NotADirectoryError if there is a file above it.
     """
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
-            each.mkdir(0o755, exist_ok=True)  # another process may be as far
+            each.mkdir(0o755, exist_ok=True)  # another process may make it at the same time
     return folder
 
 
@@ -178,8 +179,8 @@ def why_untrusted(path: Path) -> str | None:
     Nobody else can if this user or root owns it and no other may write to it, and if the same holds
     for every folder above it: whoever may write to a folder may put another file there.
 
-    What may be loaded afterwards is the real path, `path.resolve()`: no other user can put
-    anything in the place of a part of it, since the parts are looked at from the root down.
+    Afterwards load from the real path, `path.resolve()`: no other user can replace a part of it,
+    since the parts are looked at from the root down.
 
     - Folders like /tmp, in which all may write but remove only what is theirs, are trusted.
     - Writing by the group root is trusted. A container may run as any user of that group, and the
@@ -201,16 +202,16 @@ def why_untrusted(path: Path) -> str | None:
 
 
 def trusted(path: Path, error: type[Exception], folder_variable: str) -> Path:
-    """Returns the real path of what this user or root has put there and nobody else may change.
+    """Returns the real path of a file or folder that only this user or root may have written.
 
     Args:
         path: A compiled library, or the folder that it is to lie in.
-        error: What is raised.
+        error: The class of the exception that is raised.
         folder_variable: The variable of the environment that names another folder.
 
     Raises:
-        Exception: `error`: another user may have; what he compiled would run with this user's
-            rights.
+        Exception: Of class `error`: another user may have written it, and code that he compiled
+            would run with this user's rights.
     """
     if reason := why_untrusted(path):
         raise error(
@@ -237,9 +238,9 @@ def _why(path: Path, found: os.stat_result, *, is_above: bool) -> str | None:
 
 
 def _may_be_root(uid: int) -> bool:
-    """Returns whether an owner may be root, whom this process's user namespace has no number for.
+    """Returns whether an owner may be root, also if this process's user namespace does not map it.
 
-    In a container that runs without root's help the folders above a home look like that.
+    In a container that runs without root's help, the folders above a home look like that.
     """
     with contextlib.suppress(OSError, ValueError):
         mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -249,7 +250,7 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """Tells whether a group has this user's name and no other member, as many systems make them."""
+    """Returns whether a group has this user's name and no other member, as many systems make."""
     import grp
 
     with contextlib.suppress(KeyError):
@@ -292,14 +293,14 @@ _SECRET_VALUE = re.compile(
     r"|pypi-[\w-]{20,}|dop_v1_\w{20,}|eyJ[\w-]{8,4000}\.[\w-]+(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,40}PRIVATE KEY-----)?)"
 )
-"""What tokens of known services look like, whatever they are called."""
+"""Matches tokens of known services by what they look like, whatever name they stand behind."""
 
 _USER = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://)[^\s/?#'\"<>]{0,2000}@", re.I)
 _SLASHED_USER = re.compile(
     r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}://)[^\s/?#:'\"<>]{1,500}:(?!\d+/)[^\s'\"<>@]{0,500}@",
     re.IGNORECASE,
 )
-"""As above, of a password with a slash in it, which should have been written as %2F."""
+"""Matches as above if the password has a slash, which should have been written as %2F."""
 _BARE_USER = re.compile(r"(?<![\w/.@:-])[\w.%+-]{1,200}:[^\s@/:'\"]{1,500}@(?=[\w\[])")
 _QUERY = re.compile(r"([?&;#])([\w.%-]{1,200})=([^&;#\s'\"<>]+)")
 _SIGNED = re.compile(
@@ -319,13 +320,13 @@ _ASSIGNED = re.compile(
 )
 
 _NAMING = ("-x", "-e", "--env", "-env", "-genv", "--genv", "--build-arg", "--setenv")
-"""Options of launchers behind which stands NAME=value, or NAME and value."""
+"""Options of launchers that are followed by NAME=value, or by NAME and value."""
 _LISTING = ("--export", "--envlist", "--env", "-e")
 _PASSWORD = ("-p", "--password", "-u", "--user")
 
 
 def hide_secrets(text: str) -> str:
-    """Returns a text without passwords in addresses, signed queries, tokens and their like."""
+    """Returns a text without passwords in addresses, signed queries, tokens and the like."""
     text = _SECRET_VALUE.sub(HIDDEN, text)
     text = _USER.sub(rf"\1{HIDDEN}@", text)
     text = _SLASHED_USER.sub(rf"\1{HIDDEN}@", text)
@@ -342,7 +343,7 @@ def shown(message: object) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether what has such a name is not to be shown."""
+    """Returns whether the value of such a name must not be shown."""
     return _SECRET_NAME.search(name) is not None
 
 
@@ -354,8 +355,8 @@ def shown_command(words: Sequence[str]) -> str:
 def hide_words(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line without secrets, and without values of variables.
 
-    What a launcher hands to processes, as in `-x NAME=value` or `--export=NAME=value`, is hidden
-    whatever its name is.
+    Values that a launcher hands to processes, as in `-x NAME=value` or `--export=NAME=value`, are
+    hidden whatever their names are.
     """
     return list(_hidden(words))
 

@@ -1,4 +1,4 @@
-"""`HPUBitsandbytesPrecision`: frozen weights in four bits, NF4, for the Trainer."""
+"""Has `HPUBitsandbytesPrecision`, which keeps frozen weights in four bits, for the Trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..fabric.precision.bitsandbytes import HPUQuantizedPrecision
 
 
 class HPUBitsandbytesPrecision(HPUQuantizedPrecision, BitsandbytesPrecision):
-    """Frozen weights in four bits on an HPU: `Trainer(plugins=BitsandbytesPrecision("nf4-dq"))`.
+    """Keeps frozen weights in four bits: `Trainer(plugins=BitsandbytesPrecision("nf4-dq"))`.
 
     See `HPUQuantizedPrecision`.
     """

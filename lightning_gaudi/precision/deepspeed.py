@@ -1,4 +1,4 @@
-"""`HPUDeepSpeedPrecision`: the precisions that Gaudi computes in, with DeepSpeed."""
+"""Has `HPUDeepSpeedPrecision`, the Trainer's plugin for the precisions of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SUPPORTED = ("32-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
-    """How numbers are held and computed on an HPU with DeepSpeed: `Trainer(precision=...)`."""
+    """Sets how DeepSpeed holds and computes numbers on an HPU: `Trainer(precision=...)`."""
 
     device = "hpu"
-    """What it computes on."""
+    """The device it computes on."""
 
     # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
     gradient_clipping: float = 0.0
@@ -33,7 +33,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         """Chooses the precision.
 
         Args:
-            precision: One of those of Fabric's plugin of this name; `"32"` is short for
+            precision: A precision of Fabric's plugin of this name; `"32"` is short for
                 `"32-true"`, `"bf16"` for `"bf16-mixed"`, `"16"` for `"16-mixed"`.
             device: `"hpu"`, as lightning-habana's plugins took it.
 
@@ -67,10 +67,10 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        """Leaves it to DeepSpeed, which clips when it steps.
+        """Leaves the clipping to DeepSpeed, which clips when it steps.
 
         Raises:
-            MisconfigurationException: It has not been told to, or to another norm.
+            MisconfigurationException: DeepSpeed was not told to clip, or was told another norm.
         """
         if clip_val and clip_val != self.gradient_clipping:
             raise MisconfigurationException(
@@ -82,7 +82,7 @@ class HPUDeepSpeedPrecision(DeepSpeedPrecision):
 
 
 HPUDeepSpeedPrecisionPlugin = HPUDeepSpeedPrecision
-"""The name of lightning-habana."""
+"""The name that lightning-habana has for it."""
 
 
 def check_precision(plugin: Precision) -> None:

@@ -1,4 +1,4 @@
-"""`HPUFP8Precision`: linear layers in fp8, by the vendor's Transformer Engine, for the Trainer."""
+"""Has the Trainer's plugins for fp8, which the vendor's Transformer Engine computes in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fsdp import HPUFSDPPrecision
 from .plugin import HPUPrecisionPlugin
 
 _KINDS = ("HPUFP8Precision", "HPUFSDPFP8Precision", "HPUDeepSpeedFP8Precision")
-"""Plugins of whichever strategy; a checkpoint has their states by the names of their classes."""
+"""The plugins of all strategies; a checkpoint has their states by the names of their classes."""
 
 
 class _InTrainer(FP8Mixin):
@@ -25,15 +25,15 @@ class _InTrainer(FP8Mixin):
 
 
 class HPUFP8Precision(_InTrainer, HPUPrecisionPlugin):
-    """Linear layers in fp8: `Trainer(precision="fp8")`, or with options `Trainer(plugins=...)`.
+    """Has linear layers compute in fp8: `Trainer(precision="fp8")`, or with options `plugins=...`.
 
-    For one card, DDP, FSDP2; with another strategy it becomes that strategy's.
+    It is for one card, DDP and FSDP2; with another strategy it becomes the plugin of that one.
     """
 
 
 class HPUFSDPFP8Precision(_InTrainer, HPUFSDPPrecision):
-    """Linear layers in fp8, with FSDP (FullyShardedDataParallel)."""
+    """Has linear layers compute in fp8 with FSDP (FullyShardedDataParallel)."""
 
 
 class HPUDeepSpeedFP8Precision(_InTrainer, HPUDeepSpeedPrecision):
-    """Linear layers in fp8, with DeepSpeed."""
+    """Has linear layers compute in fp8 with DeepSpeed."""

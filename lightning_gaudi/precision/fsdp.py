@@ -1,4 +1,4 @@
-"""`HPUFSDPPrecision`: the precisions that Gaudi computes in, with FSDP."""
+"""Has `HPUFSDPPrecision`, the Trainer's plugin for the precisions of FSDP."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .plugin import restore_scale, unscale_to_clip
 
 
 class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
-    """How numbers are held and computed on an HPU with FSDP: `Trainer(precision=...)`."""
+    """Sets how FSDP holds and computes numbers on an HPU: `Trainer(precision=...)`."""
 
     # A class attribute, since an instance of Lightning's own plugin may have become one of ours.
     model: Module | None = None
-    """What is in shards; the strategy sets it."""
+    """The module that is in shards; the strategy sets it."""
     is_sharded = False
     """Whether an earlier run of this process has put the module into shards; see `model`."""
 
@@ -36,7 +36,7 @@ class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
 
     @override
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clips gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        """Clips gradients after unscaling those of `"16-mixed"`, also if called by hand."""
         unscale_to_clip(self, optimizer)
         super().clip_gradients(optimizer, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""`HPUPrecisionPlugin`: the precisions that Gaudi computes in, for the Trainer."""
+"""Has `HPUPrecisionPlugin`, the Trainer's plugin for the precisions of one card, DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..fabric.precision.plugin import HPUWholePrecision
 
 # Lightning's `forward_context` is typed as made by a generator, and ours is any context manager.
 class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[misc]
-    """How numbers are held and computed on an HPU: `Trainer(precision=...)`.
+    """Sets how numbers are held and computed on an HPU: `Trainer(precision=...)`.
 
     The forward of a step and its loss are computed as `HPUWholePrecision` says.
     """
 
     @override
     def autocast_context_manager(self) -> torch.autocast:
-        """Returns autocast on the HPU; of no effect where the precision is not mixed."""
+        """Returns autocast on the HPU; it has no effect if the precision is not mixed."""
         return torch.autocast("hpu", dtype=self._dtype, enabled=self._is_mixed, cache_enabled=False)
 
     @override
     def clip_gradients(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        """Clips gradients as they are without the scale of `"16-mixed"`, also if called by hand."""
+        """Clips gradients after unscaling those of `"16-mixed"`, also if called by hand."""
         unscale_to_clip(self, optimizer)
         super().clip_gradients(optimizer, *args, **kwargs)
 
@@ -45,20 +45,20 @@ class HPUPrecisionPlugin(HPUWholePrecision, MixedPrecision):  # type: ignore[mis
 
 
 HPUPrecision = HPUPrecisionPlugin
-"""Its name in Fabric, by which the selection of strategies finds either."""
+"""Its name in Fabric; the selection of strategies looks for it in either package."""
 
 _SCALED = ("HPUPrecisionPlugin", "HPUFSDPPrecision", "MixedPrecision", "FSDPPrecision")
 """Plugins that scale losses; a checkpoint has their states by the names of their classes."""
 
 
 def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
-    """Unscales gradients before they are clipped, where nobody has.
+    """Unscales gradients before they are clipped, unless that was done.
 
-    In manual optimization Lightning clips what is still scaled, by some 65536 times too much.
+    In manual optimization Lightning clips gradients that are still scaled, by some 65536 times.
 
     Args:
-        plugin: One of ours.
-        optimizer: Of torch, or Lightning's around one.
+        plugin: A plugin of ours.
+        optimizer: An optimizer of torch, or Lightning's wrapper of one.
     """
     if (scaler := plugin.scaler) is None:
         return
@@ -69,11 +69,11 @@ def unscale_to_clip(plugin: Any, optimizer: Any) -> None:
 
 
 def restore_scale(plugin: Any, checkpoint: dict[str, Any]) -> None:
-    """Takes the scale of another plugin, where the checkpoint has none of this one.
+    """Takes the scale of another plugin, if the checkpoint has none of this one.
 
     Args:
-        plugin: One of ours, about to be restored.
-        checkpoint: Lightning's.
+        plugin: A plugin of ours that is about to be restored.
+        checkpoint: The checkpoint of Lightning.
     """
     found = [checkpoint[name] for name in _SCALED if checkpoint.get(name)]
     if plugin.scaler is not None and type(plugin).__qualname__ not in checkpoint and found:

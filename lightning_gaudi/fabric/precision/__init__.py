@@ -1,4 +1,4 @@
-"""The precisions that Gaudi computes in, for Fabric."""
+"""Exports the plugins of the precisions that a Gaudi computes in, for Fabric."""
 
 from typing import TYPE_CHECKING
 

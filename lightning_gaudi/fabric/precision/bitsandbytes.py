@@ -1,4 +1,4 @@
-"""`HPUBitsandbytesPrecision`: frozen weights in four bits, NF4, by bitsandbytes."""
+"""Has `HPUBitsandbytesPrecision`, which keeps frozen weights in four bits, by bitsandbytes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _STATE = "weight."
 
 
 class HPUQuantizedPrecision(BitsandbytesPrecision):
-    """What the Trainer's `HPUBitsandbytesPrecision` and Fabric's do alike.
+    """Keeps frozen weights of linear layers in four bits, in the Trainer and in Fabric.
 
-    Weights of linear layers are frozen and kept in four bits. Each is made into numbers of `dtype`
-    when it is multiplied with.
+    A weight is turned into numbers of `dtype` whenever its layer computes.
 
     Source: bitsandbytes 0.50, backends/hpu/ops.py; its tests/helpers.py (`is_supported_on_hpu`).
     """
@@ -45,7 +44,7 @@ class HPUQuantizedPrecision(BitsandbytesPrecision):
 
         Args:
             mode: `"nf4"`, or `"nf4-dq"`, where the scales are quantized, too.
-            dtype: What is computed in: bfloat16 (the default) or float32.
+            dtype: The dtype that layers compute in: bfloat16 (the default) or float32.
             ignore_modules: Beginnings of the names of layers that stay as they are, such as
                 `{"lm_head"}`.
 
@@ -99,7 +98,7 @@ class HPUQuantizedPrecision(BitsandbytesPrecision):
 
 
 class HPUBitsandbytesPrecision(HPUQuantizedPrecision):
-    """Frozen weights in four bits on an HPU, in Fabric: `plugins=BitsandbytesPrecision("nf4-dq")`.
+    """Keeps frozen weights in four bits, in Fabric: `plugins=BitsandbytesPrecision("nf4-dq")`.
 
     See `HPUQuantizedPrecision`.
     """
@@ -133,7 +132,7 @@ def _on_hpu(base: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._quantize_on_card()
-            # Before Lightning's own, which takes quantized weights for those that are there.
+            # It must run before Lightning's own hook, which would quantize these weights again.
             hook = self._register_load_state_dict_pre_hook(self._take_quantized)
             self._load_state_dict_pre_hooks.move_to_end(hook.id, last=False)
 

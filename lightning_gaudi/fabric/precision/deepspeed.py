@@ -1,4 +1,4 @@
-"""`HPUDeepSpeedPrecision`: the precisions that Gaudi computes in, with DeepSpeed."""
+"""Has `HPUDeepSpeedPrecision`, Fabric's plugin for the precisions of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lightning_gaudi._core import vendor
 
 
 class HPUDeepSpeedPrecision(DeepSpeedPrecision):
-    """How numbers are held and computed on an HPU with DeepSpeed: `Fabric(precision=...)`.
+    """Sets how DeepSpeed holds and computes numbers on an HPU: `Fabric(precision=...)`.
 
     - `"32-true"`: all in fp32.
     - `"bf16-mixed"`, `"bf16-true"`: weights in bf16, and an fp32 copy of them that is trained.
     - `"16-mixed"`, `"16-true"`: the same in fp16 with scaled losses, where the card computes in it.
 
-    Outputs of the module come in fp32.
+    The outputs of the module are in fp32.
     """
 
     def validate_for_hpu(self) -> None:
@@ -29,8 +29,8 @@ def check_precision(plugin: Precision, kind: type[Any] = DeepSpeedPrecision) -> 
     """Refuses a precision that DeepSpeed cannot compute in on this card; acquires the card.
 
     Args:
-        plugin: The strategy's.
-        kind: The class that the plugin should have: Fabric's, or the Trainer's.
+        plugin: The precision plugin of the strategy.
+        kind: The class that the plugin should have, which is Fabric's or the Trainer's.
 
     Raises:
         MisconfigurationException: The plugin would bypass DeepSpeed, or the card knows no fp16.

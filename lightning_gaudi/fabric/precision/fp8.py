@@ -1,4 +1,4 @@
-"""`HPUFP8Precision`: linear layers in fp8, by the vendor's Transformer Engine, for Fabric."""
+"""Has Fabric's plugins for fp8, which the vendor's Transformer Engine computes in."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lightning_gaudi._core.precision.fp8 import Fp8Layers
 
 NAMES = ("fp8", "transformer-engine")
-"""What may be passed as `precision`: our name, and Lightning's."""
+"""The strings that may be passed as `precision`: our name, and Lightning's."""
 
 BASES = ("bf16-mixed", "bf16-true", "32-true")
 
@@ -134,7 +134,7 @@ class FP8Mixin(Precision):
         converted: Module = super().convert_module(module)
         found = next((each for each in self._layers if each.root is converted), None)
         if found is None:
-            if not self._installed:  # what an earlier run had
+            if not self._installed:  # then these layers are of an earlier run
                 self._layers.clear()
             minimize = bool(self.minimize_memory)
             found = Fp8Layers(converted, self._recipe, self.skip, minimize)
@@ -199,10 +199,10 @@ class FP8Mixin(Precision):
 
 
 def check_card() -> None:
-    """Refuses fp8 where there is none; acquires the card.
+    """Refuses fp8 on a card that does not have it; acquires the card.
 
     Raises:
-        MisconfigurationException: The card does not compute in it, or the release has no
+        MisconfigurationException: The card does not compute in fp8, or the release has no
             Transformer Engine.
     """
     card = vendor.generation()
@@ -222,16 +222,16 @@ def check_card() -> None:
 
 
 class HPUFP8Precision(FP8Mixin, HPUPrecision):
-    """Linear layers in fp8: `Fabric(precision="fp8")`, or with options `Fabric(plugins=...)`.
+    """Has linear layers compute in fp8: `Fabric(precision="fp8")`, or with options `plugins=...`.
 
-    For one card, DDP, FSDP2. Fabric saves no plugin: put `fabric.strategy.precision` into the state
-    of a checkpoint, which then has the scales.
+    It is for one card, DDP and FSDP2. Fabric saves no plugin: put `fabric.strategy.precision` into
+    the state of a checkpoint, which then has the scales.
     """
 
 
 class HPUFSDPFP8Precision(FP8Mixin, HPUFSDPPrecision):
-    """Linear layers in fp8, with FSDP (FullyShardedDataParallel)."""
+    """Has linear layers compute in fp8 with FSDP (FullyShardedDataParallel)."""
 
 
 class HPUDeepSpeedFP8Precision(FP8Mixin, HPUDeepSpeedPrecision):
-    """Linear layers in fp8, with DeepSpeed."""
+    """Has linear layers compute in fp8 with DeepSpeed."""

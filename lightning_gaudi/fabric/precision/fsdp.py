@@ -1,4 +1,4 @@
-"""`HPUFSDPPrecision`: the precisions that Gaudi computes in, with FSDP."""
+"""Has `HPUFSDPPrecision`, Fabric's plugin for the precisions of FSDP."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class HPUShardedGradScaler(CardScaler, ShardedGradScaler):
     takes_float16 = True
 
     def __init__(self, device: str = "hpu", **settings: Any) -> None:
-        """Creates one; see torch's `ShardedGradScaler`."""
+        """Creates a scaler; see torch's `ShardedGradScaler`."""
         super().__init__(device, **settings)
 
 
 class HPUShardedPrecision(Precision):
-    """What the Trainer's `HPUFSDPPrecision` and Fabric's do alike.
+    """Sets how FSDP holds and computes numbers on an HPU, in the Trainer and in Fabric.
 
     - `"32-true"`: all in fp32.
     - `"bf16-mixed"`: as with other strategies: weights, buffers and optimizer in fp32, operations
@@ -83,7 +83,7 @@ class HPUShardedPrecision(Precision):
         if name not in _DTYPES:
             raise MisconfigurationException(unsupported(f"precision={precision!r}", _DTYPES))
         check_scaler(self, name, scaler)
-        # Not Lightning's, whose scaler is for CUDA and which warns where there is none.
+        # Lightning's own is not called: it makes a scaler for CUDA, and warns if there is no CUDA.
         self.precision = name
         self.scaler = scaler
         self._desired_input_dtype = _DTYPES[name] if name.endswith("true") else torch.float32
@@ -93,12 +93,12 @@ class HPUShardedPrecision(Precision):
         """Makes the plugin autocast and scale on the HPU, whether Lightning or the user made it.
 
         Raises:
-            MisconfigurationException: Its scaler is none for shards.
+            MisconfigurationException: Its scaler is not one for shards.
             ValueError: A file with autocast's operations would silently not be obeyed.
         """
         if self.precision.endswith("mixed"):
             check_op_lists()
-        # Lightning's is for CUDA. A scaler of the user's own is for the HPU, or disabled.
+        # Lightning's scaler is for CUDA. A scaler of the user's own is for the HPU, or disabled.
         if self.precision == "16-mixed":
             if getattr(self.scaler, "_device", "cuda") == "cuda":
                 self.scaler = HPUShardedGradScaler()
@@ -112,7 +112,7 @@ class HPUShardedPrecision(Precision):
 
     @property
     def mixed_precision_config(self) -> MixedPrecision:
-        """What FSDP gathers weights, reduces gradients and holds buffers in."""
+        """The dtypes in which FSDP gathers weights, reduces gradients and holds buffers."""
         dtype = _DTYPES[self.precision]
         if self.precision.endswith("mixed"):
             return MixedPrecision(reduce_dtype=dtype)
@@ -132,4 +132,4 @@ class HPUShardedPrecision(Precision):
 
 
 class HPUFSDPPrecision(HPUShardedPrecision, FSDPPrecision):
-    """How numbers are held and computed on an HPU with FSDP."""
+    """Sets how FSDP holds and computes numbers on an HPU: `Fabric(precision=...)`."""

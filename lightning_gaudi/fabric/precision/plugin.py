@@ -1,4 +1,4 @@
-"""`HPUPrecision`: the precisions that Gaudi computes in."""
+"""Has `HPUPrecision`, Fabric's plugin for the precisions of one card, DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PORTABLE = ("Precision", "MixedPrecision", "HalfPrecision")
 
 
 class HPUWholePrecision(Precision):
-    """What the Trainer's `HPUPrecisionPlugin` and Fabric's `HPUPrecision` do alike.
+    """Sets how numbers are held and computed on an HPU, in the Trainer and in Fabric.
 
     - `"32-true"`: all in fp32.
     - `"bf16-mixed"`: weights in fp32; operations in the dtype that the vendor's autocast lists say.
@@ -45,9 +45,10 @@ class HPUWholePrecision(Precision):
     """
 
     device = "hpu"
-    """What it autocasts on, under the name that Lightning's plugins have for it."""
+    """The device it autocasts on, under the name that Lightning's plugins have for it."""
 
-    # A class attribute, since one of Lightning's own that has none may have become one of ours.
+    # A class attribute, since an instance of Lightning's own, which may lack it, may have become
+    # one of ours.
     scaler: GradScaler | None = None
     """Scales the loss of `"16-mixed"`."""
 
@@ -88,7 +89,7 @@ class HPUWholePrecision(Precision):
         if self._is_mixed:
             check_op_lists()
         if self.precision == "16-mixed":
-            # Only then, since others have no use for what it imports.
+            # Imported here, since other precisions have no use for what it loads.
             from lightning_gaudi._core.precision.grad_scaler import HPUGradScaler
 
             if self.scaler is None:
@@ -100,7 +101,7 @@ class HPUWholePrecision(Precision):
         """Brings the weights into the precision they are held in.
 
         Raises:
-            MisconfigurationException: The card, which it acquires for fp16, computes in no such.
+            MisconfigurationException: The card, which it acquires for fp16, does not compute in it.
         """
         check_card(self.precision)
         return module.to(dtype=self._dtype) if self._holds_half else module
@@ -139,7 +140,7 @@ class HPUWholePrecision(Precision):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """The dtype it computes in."""
         return _DTYPES[self.precision.partition("-")[0]]
 
     @property
@@ -152,7 +153,7 @@ class HPUWholePrecision(Precision):
 
 
 class HPUPrecision(HPUWholePrecision, MixedPrecision):
-    """How numbers are held and computed on an HPU: `Fabric(precision=...)`.
+    """Sets how numbers are held and computed on an HPU: `Fabric(precision=...)`.
 
     See `HPUWholePrecision` for the precisions. In Fabric a module's floating-point outputs come in
     the default dtype, as on other devices: a loss outside of it is computed in fp32. Fabric saves
@@ -171,7 +172,7 @@ class HPUPrecision(HPUWholePrecision, MixedPrecision):
         """Runs backward; nothing is scaled."""
         super().backward(tensor, model, *args, **kwargs)
 
-    # So that Fabric takes it for Lightning's own: otherwise it forbids `loss.backward()`.
+    # Fabric takes it for Lightning's own so; it would forbid `loss.backward()` otherwise.
     update_wrapper(backward, Precision.backward)
 
 
@@ -192,13 +193,13 @@ def check_scaler(plugin: Precision, precision: str, scaler: GradScaler | None) -
     """Refuses a scaler for a precision that scales no loss.
 
     Args:
-        plugin: One of ours.
+        plugin: A plugin of ours.
         precision: The name that was passed.
         scaler: The argument of that name.
 
     Raises:
-        MisconfigurationException: There is one, and the precision is not `"16-mixed"`; or it is for
-            another device.
+        MisconfigurationException: There is a scaler, and the precision is not `"16-mixed"`, or the
+            scaler is for another device.
     """
     if scaler is not None and precision != "16-mixed":
         raise MisconfigurationException(
@@ -216,11 +217,11 @@ def check_device(plugin: Precision, device: str) -> None:
     """Refuses to be a plugin for another device than the HPU.
 
     Args:
-        plugin: One of ours.
+        plugin: A plugin of ours.
         device: The argument of that name, which some of Lightning's own plugins have.
 
     Raises:
-        MisconfigurationException: It is another one.
+        MisconfigurationException: The device is not the HPU.
     """
     if device != "hpu":
         raise MisconfigurationException(
@@ -230,7 +231,7 @@ def check_device(plugin: Precision, device: str) -> None:
 
 
 def check_precision_plugin(plugin: Precision) -> None:
-    """Refuses one of Lightning's own precision plugins that does not do on an HPU what it says.
+    """Refuses a precision plugin of Lightning's own that would not work as it says on an HPU.
 
     Raises:
         MisconfigurationException: It is for another device, or a precision HPU does not support.
@@ -249,11 +250,11 @@ def check_precision_plugin(plugin: Precision) -> None:
 
 
 def unsupported(setting: str, supported: Iterable[str] = SUPPORTED) -> str:
-    """Returns what to say of a precision that HPU does not support.
+    """Returns the message about a precision that HPU does not support.
 
     Args:
-        setting: What was typed.
-        supported: What may be passed instead.
+        setting: The argument as it was typed.
+        supported: The precisions that may be passed instead.
     """
     if any(repr(name) in setting for name in ("fp8", "transformer-engine")):
         return (
