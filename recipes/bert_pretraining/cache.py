@@ -1,4 +1,4 @@
-"""Folders that are made once and then found: by one process at a time, whole or not at all."""
+"""Makes folders once and finds them later; one process at a time makes one, whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cached_folder(root: Path, name: str, key: Any, make: Callable[[Path], None])
                 if not _is_complete(folder):
                     _make(folder, text, make)
                     _prune(root)
-    with contextlib.suppress(OSError):  # a cache that may only be read is as good
+    with contextlib.suppress(OSError):  # a cache that may only be read works as well
         os.utime(folder / _LIST)
     return folder
 
@@ -74,11 +74,11 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """Returns what the list of a folder says of it.
+    """Returns what the list in a folder says about it.
 
     Raises:
         OSError: There is none.
-        ValueError: It is none of ours.
+        ValueError: It is not a list of ours.
     """
     found = parse_json((folder / _LIST).read_bytes())
     if not isinstance(found, dict):
@@ -87,7 +87,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Returns whether its name ends with the digest of what it was made from, as it says itself."""
+    """Returns whether the folder's name ends with the digest of the key that its list has."""
     try:
         key = json.dumps(_about(folder)["made_from"], sort_keys=True)
     except (OSError, ValueError, KeyError):
@@ -97,7 +97,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
     """Fills a folder beside `folder` and renames it; the caller holds the lock."""
-    # Of this machine only: locks of some network file systems do not reach others.
+    # Only leftovers of this machine: on some network file systems others do not see the lock.
     prefix = f"{folder.name}.{_slug(socket.gethostname())}."
     for stale in folder.parent.glob(f"{prefix}*.tmp"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -117,12 +117,12 @@ def _make(folder: Path, key: str, make: Callable[[Path], None]) -> None:
         try:
             content.rename(folder)
         except OSError:
-            if not _is_complete(folder):  # else another machine was first
+            if not _is_complete(folder):  # otherwise another machine was first
                 raise
 
 
 def _sync(path: Path) -> None:
-    """Brings the file to the disk before its name."""
+    """Writes the file to the disk, before it is renamed."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -145,7 +145,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(root: Path) -> Iterator[None]:
-    """Says which folder could not be written."""
+    """Has an error name the folder that could not be written."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def _explained(root: Path) -> Iterator[None]:
 
 
 def _prune(root: Path) -> None:
-    """Removes what nobody asked for in a long time."""
+    """Removes folders that nobody asked for in a long time."""
     oldest = time.time() - _DAYS_UNUSED * 24 * 3600
     for path in root.glob(f"*/{_LIST}"):
         with contextlib.suppress(OSError):

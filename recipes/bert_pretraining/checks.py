@@ -1,4 +1,4 @@
-"""Settings that cannot work, refused before anything is started."""
+"""Refuses settings that cannot work, before anything is started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_sizes(
 def check_documents(
     documents: str, truncate_documents: bool, next_sentence: bool, max_sequences: int
 ) -> None:
-    """Refuses what rows of concatenated documents, or of separate ones, cannot have.
+    """Refuses settings that rows of concatenated documents, or of separate ones, cannot have.
 
     Raises:
         UserError: naming the setting as it is typed.

@@ -1,4 +1,4 @@
-"""Where the text comes from: documents, each a list of sentences, read one after another."""
+"""Finds the text: documents, each a list of sentences, which are read one after another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Source = Literal["embedded", "path", "hub"]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents that are read anew, and in the same order, each time they are iterated over.
+    """Holds documents that are read anew, in the same order, each time they are iterated over.
 
     No more than a few are in memory at once, so a corpus may be larger than that.
     """
 
     name: str
-    """How messages and the cache call it."""
+    """The name that messages and the cache have for it."""
     fingerprint: Any
-    """What decides the text, as JSON would take it: names, sizes, versions."""
+    """Names, sizes and versions that decide the text, as JSON would take them."""
     read: Callable[[], Iterator[list[str]]]
     """Reads it from the beginning."""
     max_documents: int | None = None
-    """Stop after so many; None for all."""
+    """Reading stops after so many; None reads all."""
 
     def __iter__(self) -> Iterator[list[str]]:
         return islice(self.read(), self.max_documents)

@@ -1,4 +1,4 @@
-"""The demonstration: train `simulated.yaml`, then say in one table whether it went well.
+"""Demonstrates the recipe: trains `simulated.yaml`, then shows in a table whether it went well.
 
 Run by `make demo`; more arguments override the configuration, as on the command line of `fit`.
 """
@@ -30,7 +30,7 @@ CONFIG = Path(__file__).with_name("simulated.yaml")
 MIN_MARGIN_NATS = 0.3
 MIN_TOKEN_EFFICIENCY = 0.95
 MAX_TRAINING_GRAPHS = 5
-"""Of lazy mode: forward and backward, clipping, one for each group of weights, losses to log."""
+"""In lazy mode: forward and backward, clipping, one for each group of weights, losses to log."""
 _FIT = "python -m recipes.bert_pretraining"
 _NOT_MEASURED = "not measured by this device"
 
@@ -38,7 +38,7 @@ _Kind = TypeVar("_Kind", bound=Callback)
 
 
 def main(overrides: Sequence[str] = ()) -> int:
-    """Train, test, export and report.
+    """Trains, tests, exports and reports.
 
     Returns:
         The exit status: 0 if every goal was met, 1 if not, 2 for a wrong setting, 130 after Ctrl-C

@@ -1,4 +1,4 @@
-"""Documents from text files and from tables, a block at a time."""
+"""Reads documents from text files and from tables, a block at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.common.reader import Fields, Table
 from recipes.common.tables import by_kind, lines
 
 FIELDS = Fields(texts=("text",))
-"""A document in each row."""
+"""The layout of tables: a document in each row."""
 
 _TABLES = (".parquet", ".jsonl", ".json", ".csv", ".tsv")
 _EXPECTED = (
@@ -23,7 +23,7 @@ _MAX_DOCUMENT_CHARACTERS = 16 * 2**20
 
 
 def check(path: str, columns: Mapping[str, str]) -> None:
-    """Looks at names, sizes and beginnings, but read no whole file.
+    """Looks at names, sizes and beginnings, but reads no whole file.
 
     Raises:
         UserError: for files that are not there, empty, or cannot be read as `read` would.

@@ -1,4 +1,4 @@
-"""What `predict` does: the likeliest tokens in masked places, of held-out text or of a file.
+"""Finds the likeliest tokens in masked places for `predict`, in held-out text or in a file.
 
 Shapes: B rows, T tokens in a row, P masked places in a row, C candidates for each.
 """
@@ -27,18 +27,18 @@ class FilledMask:
     """The candidates for one masked place."""
 
     before: str
-    """The text before it, the last of a few tokens."""
+    """The last few tokens before it, as text."""
     after: str
     candidates: tuple[tuple[str, float], ...]
     """Tokens and their probabilities, the likeliest first."""
     label: str | None
-    """What stood there; None where nobody knows."""
+    """The word that stood there; None if it is not known."""
     row: int
-    """In its batch."""
+    """The row in its batch."""
 
 
 class MaskedLines(Dataset[dict[str, Any]]):
-    """The lines of a text file in which some words are `[MASK]`: a row each.
+    """Makes a row of each line of a text file in which some words are `[MASK]`.
 
     Args:
         path: UTF-8 text; empty lines are left out.
@@ -109,7 +109,7 @@ def candidates(
     tokens: Tensor,
     tokenizer: PreTrainedTokenizerBase,
 ) -> list[FilledMask]:
-    """Name the candidates for each masked place of a batch.
+    """Returns the candidates for each masked place of a batch.
 
     Args:
         batch: with input_ids, sequence_ids [B, T], masked_positions, masked_labels [B, P], is_real.
@@ -125,7 +125,7 @@ def candidates(
         if not is_real:
             continue
         for slot, place in enumerate(places[row]):
-            if place == 0:  # there is [CLS], which is never masked: the slot is empty
+            if place == 0:  # an empty slot, since place 0 is [CLS], which is never masked
                 continue
             inside = [
                 t for t, number in enumerate(sequences[row]) if number == sequences[row][place]
@@ -148,12 +148,12 @@ def candidates(
 
 
 def lines(masks: Sequence[FilledMask]) -> str:
-    """Returns a readable line for each."""
+    """Returns a readable line for each mask."""
     return "\n".join(map(line, masks))
 
 
 def line(mask: FilledMask) -> str:
-    """Context, candidates, and what stood there where that is known."""
+    """Returns a line with context, candidates, and the word that stood there if it is known."""
     named = ", ".join(f"{token} {probability:.0%}" for token, probability in mask.candidates)
     was = "" if mask.label is None else f"  (was: {mask.label})"
     return f"{mask.before} [____] {mask.after}  ->  {named}{was}"

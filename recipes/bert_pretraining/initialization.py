@@ -1,4 +1,4 @@
-"""A head start in next-sentence prediction, for runs of minutes."""
+"""Gives next-sentence prediction a head start, for runs of minutes."""
 
 from __future__ import annotations
 

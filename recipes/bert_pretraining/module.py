@@ -1,4 +1,4 @@
-"""The LightningModule: BERT with packed rows, its losses, optimizer and schedule.
+"""Has the LightningModule: BERT on packed rows, its losses, optimizer and schedule.
 
 Shapes: B rows, T tokens, D hidden, P predictions in a row, K sequences in a row, V vocabulary.
 """
@@ -34,7 +34,7 @@ _NSP_TOTALS = ("nsp_loss", "nsp_correct", "num_pairs", "num_random")
 
 
 class BertPretraining(RecipeModule):
-    """Masked-language modelling, with or without next-sentence prediction, on packed rows.
+    """Trains masked-language modelling, with or without next-sentence prediction, on packed rows.
 
     Nothing in a training step waits for the device: losses stay there as tensors and are read
     once in `log_every_n_steps`.
@@ -131,7 +131,7 @@ class BertPretraining(RecipeModule):
             look_at_one_segment(self.model.bert)
         if gradient_checkpointing:
             enable_checkpointing(self.model)
-        if not next_sentence:  # DDP must not wait for gradients that never come
+        if not next_sentence:  # otherwise DDP would wait for gradients that never come
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
         self._totals: Tensor | None = None
@@ -151,7 +151,7 @@ class BertPretraining(RecipeModule):
         return configured
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps what phase it is."""
+        """Keeps the number of the phase."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[PHASE1_KEY] = None if self._phase1 is None else self._phase1.path
 
@@ -175,7 +175,7 @@ class BertPretraining(RecipeModule):
         if not self.hparams["next_sentence"]:
             return token_logits, None
         first = gather_tokens(hidden, batch["cls_positions"])
-        # The pooler looks at the first token of a row: give it each [CLS] as a row of one token.
+        # The pooler takes the first token of a row, so it gets each [CLS] as a row of one token.
         pooled = bert.pooler(first.flatten(0, 1).unsqueeze(1)).unflatten(0, first.shape[:2])
         return token_logits, heads.seq_relationship(pooled)
 
@@ -195,7 +195,7 @@ class BertPretraining(RecipeModule):
     def _losses(
         self, batch: Mapping[str, Tensor], token_logits: Tensor, pair_logits: Tensor | None
     ) -> dict[str, Tensor]:
-        """Sums the losses and divides by how many a batch has on average, which is a constant.
+        """Divides the sum of the losses by how many a batch has on average, which is a constant.
 
         So every prediction weighs the same, in whatever micro-batch or on whatever card it is, and
         gradient accumulation gives the gradient of the whole batch. (The mean over each batch would
@@ -219,7 +219,7 @@ class BertPretraining(RecipeModule):
         self._totals = torch.zeros(len(self._names_of_totals()), device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Adds up sums, not means: the last batch may hold fewer predictions."""
+        """Adds up sums, not means, since the last batch may hold fewer predictions."""
         assert self._totals is not None
         self._totals += self(batch, scores=True)
 
@@ -237,7 +237,7 @@ class BertPretraining(RecipeModule):
         """Prints them; `trainer.predict` returns them too."""
         print(
             f"\n{printable(lines(outputs), lines=True)}", flush=True
-        )  # not behind the progress bar
+        )  # so that it does not follow the progress bar in its line
         size, ranks, rank = len(batch["is_real"]), self.trainer.world_size, self.trainer.global_rank
         most = batch["masked_positions"].shape[1]
         for row, masks in groupby(outputs, key=lambda mask: mask.row):
@@ -253,7 +253,7 @@ class BertPretraining(RecipeModule):
         write_predictions(self.trainer, path, self._filled)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns the loss of word frequency alone: what is below it was learnt from context."""
+        """Returns the loss by word frequency alone; a lower one was learnt from context."""
         loss = self.trainer.callback_metrics.get(f"{stage}/mlm_loss")
         if loss is None:
             return []
@@ -268,7 +268,7 @@ class BertPretraining(RecipeModule):
         return [section(f"Masked-language-modelling loss ({SPLITS[stage]})", rows)]
 
     def references(self, name: str) -> dict[str, float]:
-        """Word frequency alone."""
+        """Returns the losses by word frequency alone."""
         if name != "loss" or self.validation_loss not in self.trainer.callback_metrics:
             return {}
         return {"word frequency alone": self._unigram_reference("val").strictest}
@@ -292,13 +292,13 @@ class BertPretraining(RecipeModule):
             share = sums["num_random"] / count
             values["nsp_loss"] = sums["nsp_loss"] / count
             values["nsp_accuracy"] = sums["nsp_correct"] / count
-            # Of always the same answer: the accuracy to beat.
+            # The accuracy to beat is that of always the same answer.
             values["nsp_majority"] = max(share, 1 - share)
         self.log_on_host({f"{stage}/{name}": value for name, value in values.items()})
 
 
 def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the cross-entropies over the labels that are not -100, and their number."""
+    """Returns the sum of the cross-entropies of all labels but -100, and their number."""
     loss = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=_IGNORED, reduction="sum"
     )
@@ -306,6 +306,6 @@ def _sum_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums of losses, number of right predictions, number of predictions; all float32."""
+    """Returns sums of losses, right predictions and predictions; all float32."""
     loss, count = _sum_loss(logits, labels)
     return loss, (logits.argmax(-1) == labels).sum().float(), count.float()

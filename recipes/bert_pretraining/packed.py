@@ -1,4 +1,4 @@
-"""Packs as a data set: rows of fixed length, masked anew in every epoch, reproducibly.
+"""Makes a data set of packs: rows of fixed length, masked anew in every epoch, reproducibly.
 
 Shapes: T tokens in a row (max_seq_length), P predictions (max_predictions_per_seq), K sequences
 in a row (max_sequences_per_pack). All are fixed, so a device compiles one graph.
@@ -28,7 +28,7 @@ _SHARE_MASKED, _SHARE_RANDOM = 0.8, 0.1  # of the predicted tokens; the rest is 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The token ids that masking needs."""
+    """Holds the token ids that masking needs."""
 
     size: int
     pad: int
@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 class PackedDataset(Dataset[dict[str, Any]]):
-    """Rows of packed sequences with masked-language-model targets.
+    """Holds rows of packed sequences with masked-language-model targets.
 
     An item is asked for by (epoch, index): the pair alone decides what is masked and which
     segments are exchanged, whichever worker computes it and wherever a run was resumed. An index
@@ -80,7 +80,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         """
         epoch, index = key if isinstance(key, tuple) else (0, key)
         row = self._read(epoch, index)
-        # An index beyond the embeddings is undefined on a card.
+        # On a card the result of an index beyond the embeddings is undefined.
         if (largest := int(row["input_ids"].max())) >= self.vocabulary.size:
             raise damaged(
                 self.corpus.folder,
@@ -97,7 +97,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
             return self._assemble([])
         if isinstance(self.plan, RowPlan):
             return self._assemble(self._sequences(self.plan, epoch, index))
-        # One sequence that fills the row, and has its special tokens already.
+        # The row is one sequence, which fills it and has its special tokens already.
         row, vocabulary = self._assemble([]), self.vocabulary
         row["input_ids"][:] = self.plan.tokens(index, vocabulary.cls, vocabulary.sep)
         row["position_ids"][:] = np.arange(len(row["position_ids"]))
@@ -105,7 +105,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         return {**row, "num_tokens": len(row["input_ids"]), "num_sequences": 1}
 
     def _sequences(self, plan: RowPlan, epoch: int, index: int) -> Iterator[_Sequence]:
-        """Yields what a row holds in an epoch."""
+        """Yields the sequences of a row in an epoch."""
         partners, sequences = plan.partners, plan.sequences
         rng = np.random.default_rng((self.seed, epoch, index + 1, _PARTNERS))
         for number in plan[index]:
@@ -159,7 +159,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
 
 
 def collate(rows: Sequence[dict[str, Any]], length: int | None = None) -> dict[str, Any]:
-    """Stacks rows: tensors [B, ...], and the counts as sums on the host, never on the device.
+    """Stacks rows to tensors [B, ...], and adds the counts up on the host, never on the device.
 
     Args:
         rows: items of a `PackedDataset`.

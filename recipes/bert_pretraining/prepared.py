@@ -1,4 +1,4 @@
-"""From a corpus to token ids and planned rows: once, and then from the cache."""
+"""Makes token ids and planned rows of a corpus once; later runs read them from the cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PACKAGES = ("lightning-gaudi", "tokenizers", "transformers", "datasets")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the rows, beside the corpus and the tokenizer; as in `BertData`."""
+    """Holds the settings that decide the rows, beside corpus and tokenizer; as in `BertData`."""
 
     vocab_size: int
     shape: RowShape
@@ -46,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the data sets are made of: memory-mapped, so it is shared by all processes."""
+    """Holds what data sets are made of; it is memory-mapped, so that all processes share it."""
 
     tokenizer: PreTrainedTokenizerBase
     corpus: TokenizedCorpus
@@ -133,7 +133,7 @@ def _train(corpus: Corpus, settings: Settings) -> PreTrainedTokenizerFast:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Some of the documents of a corpus."""
+    """Iterates over some of the documents of a corpus."""
 
     corpus: Corpus
     is_chosen: np.ndarray
@@ -159,7 +159,7 @@ def _num_held_out(num_documents: int, validation_share: float) -> int:
 
 
 def _split(num_documents: int, validation_share: float, seed: int) -> tuple[np.ndarray, ...]:
-    """Indices of training, validation and test documents: at random, but always the same."""
+    """Returns indices of training, validation and test documents, always the same random ones."""
     held_out = _num_held_out(num_documents, validation_share)
     order = np.random.default_rng(seed).permutation(num_documents)
     return order[2 * held_out :], order[:held_out], order[held_out : 2 * held_out]
@@ -174,7 +174,7 @@ def _write_plans(corpus: TokenizedCorpus, settings: Settings, folder: Path) -> N
                 corpus, documents, length if settings.truncate_documents else None, folder, split
             )
             continue
-        # Each split draws on its own: more training text must not change the validation pairs.
+        # Each split draws on its own, so that more training text does not change validation pairs.
         rng = np.random.default_rng((settings.seed, number))
         sequences = (
             sentence_pairs(corpus, documents, length, rng)
@@ -185,7 +185,7 @@ def _write_plans(corpus: TokenizedCorpus, settings: Settings, folder: Path) -> N
 
 
 def _hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the hash of all that decides what a tokenizer makes of a text."""
+    """Returns the hash of everything that decides which tokens a text becomes."""
     if isinstance(tokenizer, PreTrainedTokenizerFast):
         text = tokenizer.backend_tokenizer.to_str()
     else:

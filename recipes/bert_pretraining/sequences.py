@@ -1,4 +1,4 @@
-"""From documents to training sequences: ranges of the corpus, not copies of it.
+"""Cuts documents into training sequences, which are ranges of the corpus and not copies of it.
 
 A sequence is a row of five numbers, (first_start, first_stop, second_start, second_stop, document):
 `[CLS] first [SEP]`, or with next-sentence prediction `[CLS] first [SEP] second [SEP]`. There the
@@ -16,7 +16,7 @@ import numpy as np
 from recipes.bert_pretraining.tokenized import TokenizedCorpus, damaged
 
 MIN_TOKENS = 4
-"""Shorter remainders of a document are dropped: there is nothing to learn from them."""
+"""Shorter remainders of a document are dropped, since there is nothing to learn from them."""
 
 IS_NEXT, IS_RANDOM, NO_LABEL = 0, 1, -100
 _MIN_PARTNERS = 16
@@ -106,7 +106,7 @@ def _chunks(starts: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Partners:
-    """What takes the place of the second segment in the pairs that do not belong together.
+    """Chooses the second segment of pairs that do not belong together.
 
     It is the second segment of another pair, of another document and of the same length. So under
     both labels segments are alike in all that can be seen in one of them: lengths, where they end,

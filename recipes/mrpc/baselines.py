@@ -1,4 +1,4 @@
-"""What a model must beat: always saying yes, and a regression on the overlap of words."""
+"""Scores what a model must beat: always saying yes, and a regression on the overlap of words."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
 
 def baseline_scores(train: Sequence[Pair], pairs: Sequence[Pair]) -> Scores:
-    """F1 and accuracy on `pairs`, by name of the baseline; without `train`, there is one only."""
-    # Half a second, which who only trains need not wait for.
+    """Returns F1 and accuracy on `pairs`, by baseline; without `train` there is no regression."""
+    # The import takes half a second, which a run that only trains need not wait.
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import accuracy_score, f1_score, precision_recall_curve
     from sklearn.pipeline import make_pipeline
@@ -42,7 +42,7 @@ def baseline_scores(train: Sequence[Pair], pairs: Sequence[Pair]) -> Scores:
 
 
 def overlap_features(pairs: Sequence[Pair]) -> np.ndarray:
-    """[number of pairs, 17], float64: what words, and two and three in a row, the two share."""
+    """Returns how much two sentences share of words and runs of words, [pairs, 17] float64."""
     return np.array([[*_overlaps(pair)] for pair in pairs])
 
 

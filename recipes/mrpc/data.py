@@ -1,4 +1,4 @@
-"""The DataModule: sentence pairs in batches of a few shapes."""
+"""Has the DataModule: sentence pairs in batches of a few shapes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_UNUSED = 127  # vocabularies are padded to multiples of 128 at most
 
 
 class MrpcData(RecipeData):
-    """Sentence pairs with labels, padded to a few lengths.
+    """Reads sentence pairs with labels, and pads them to a few lengths.
 
     Args:
         source: embedded (pairs that rules make from the documentation of Python and `packages`,
@@ -118,7 +118,7 @@ class MrpcData(RecipeData):
 
     @property
     def origin(self) -> str:
-        """Where the pairs are from, in words."""
+        """Returns in words where the pairs are from."""
         if self.hparams["source"] == "embedded":
             return "made by rules from sentences of documentation (embedded)"
         return f"from {self.hparams['path']}"
@@ -157,14 +157,14 @@ class MrpcData(RecipeData):
         return self._dataloader("test")
 
     def baselines(self, split: str) -> Scores:
-        """Returns F1 and accuracy of what a model must beat, by name."""
+        """Returns F1 and accuracy of the baselines that a model must beat, by name."""
         if split not in self._baselines:
             train = self.pairs.get("train", [])
             self._baselines[split] = baseline_scores(train, self._split(split))
         return self._baselines[split]
 
     def state_dict(self) -> dict[str, Any]:
-        """A tokenizer that was trained here travels in the checkpoint, as the place does."""
+        """Puts a tokenizer that was trained here, and the place, into the checkpoint."""
         is_trained = not self.hparams["tokenizer"]
         return super().state_dict() | (tokenizer_state(self.tokenizer) if is_trained else {})
 
@@ -200,9 +200,9 @@ class MrpcData(RecipeData):
         return self.pairs[split]
 
     def _dataloader(self, split: str) -> BucketDataLoader:
-        """Lengths that suit the split: few shapes, and each pair in the smallest that holds it."""
+        """Returns lengths that suit the split; a pair gets the smallest that holds it."""
         settings = self.hparams
-        if self.tokenizer is None:  # and none has come with a checkpoint
+        if self.tokenizer is None:  # and no checkpoint has brought one
             self._split("train")
         if split not in self._encoded:
             pairs = self._split(split)
@@ -233,7 +233,7 @@ class MrpcData(RecipeData):
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, vocab_size: int) -> None:
-    """A tokenizer of another model has another number of tokens."""
+    """Refuses the tokenizer of another model, which has another number of tokens."""
     if not 0 <= vocab_size - len(tokenizer) <= _MAX_UNUSED:
         raise UserError(
             f"data.tokenizer={name} has {len(tokenizer)} tokens, but data.vocab_size is "

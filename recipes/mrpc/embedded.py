@@ -1,4 +1,4 @@
-"""The embedded task: pairs that rules made from real sentences, labelled as such everywhere.
+"""Makes the embedded task: pairs that rules make of real sentences, and that say so everywhere.
 
 A pair is a sentence of the documentation of Python and torch and, in either order, a paraphrase
 - of itself (label 1), or with label 0
@@ -19,7 +19,7 @@ from recipes.mrpc.rewriting import alter, paraphrase
 
 POSITIVE_SHARE = 0.675  # as in MRPC: 3,900 of its 5,801 pairs
 _NUM_WORDS = range(5, 15)
-_MAX_SENTENCES_WITH_WORD = 400  # common words say little: those who share one share nothing
+_MAX_SENTENCES_WITH_WORD = 400  # sentences that share a common word may have nothing else in common
 
 
 def embedded_pairs(

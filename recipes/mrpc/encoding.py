@@ -1,4 +1,4 @@
-"""Pairs as token ids: `[CLS] first [SEP] second [SEP]`, of any length."""
+"""Turns pairs into token ids: `[CLS] first [SEP] second [SEP]`, of any length."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_LABEL = -100
 
 
 class EncodedPairs(Dataset[dict[str, Any]]):
-    """The pairs of a split by index; unpadded.
+    """Holds the pairs of a split by index; unpadded.
 
     Args:
         pairs: sentences and labels.
@@ -40,7 +40,7 @@ class EncodedPairs(Dataset[dict[str, Any]]):
             return_token_type_ids=True,
         )
         self.lengths = np.fromiter(map(len, encoded["input_ids"]), np.int64, len(pairs))
-        """[number of pairs]: tokens of each, with its special tokens."""
+        """Returns the tokens of each pair with its special tokens, [number of pairs]."""
         self._starts = np.concatenate([[0], self.lengths.cumsum()])
         self._tokens = _flat(encoded["input_ids"])
         self._types = _flat(encoded["token_type_ids"])
@@ -51,7 +51,7 @@ class EncodedPairs(Dataset[dict[str, Any]]):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """input_ids and token_type_ids, int64 [tokens]; labels and index, int64."""
+        """Returns input_ids and token_type_ids, int64 [tokens]; labels and index, int64."""
         span = slice(self._starts[index], self._starts[index + 1])
         return {
             "input_ids": self._tokens[span].astype(np.int64),
@@ -62,7 +62,7 @@ class EncodedPairs(Dataset[dict[str, Any]]):
 
 
 def collate(samples: list[dict[str, Any]], length: int, pad_token_id: int) -> dict[str, Any]:
-    """Tensors [B, length] and [B]; `num_tokens`, which the host knows, is for TokenThroughput."""
+    """Returns tensors [B, length] and [B], and for TokenThroughput `num_tokens` on the host."""
     batch = pad_batch(samples, length, pad_values={"input_ids": pad_token_id})
     return {**batch, "num_tokens": sum(len(sample["input_ids"]) for sample in samples)}
 
@@ -75,7 +75,7 @@ def collate_packs(
     max_pairs: int,
     mean_pairs: float,
 ) -> dict[str, Any]:
-    """Tensors of rows that pairs share, see `pack_batch`, and numbers that the host keeps.
+    """Returns tensors of rows that pairs share, see `pack_batch`, and numbers for the host.
 
     Args:
         packs: of pairs.

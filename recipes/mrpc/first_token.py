@@ -1,4 +1,4 @@
-"""A BERT of which only the first token of each pair is read.
+"""Makes a BERT compute only the first token of each pair in its last layer.
 
 Shapes: B rows of a batch, T tokens, K pairs of a row (1 unless packed), D hidden, H heads.
 """
@@ -19,7 +19,7 @@ _RETURNS_TUPLE = "tuple" in str(inspect.signature(BertLayer.forward).return_anno
 
 
 class FirstTokenLayer(BertLayer):
-    """A `BertLayer` that computes the first token of each pair.
+    """Is a `BertLayer` that computes the first token of each pair.
 
     Only this one asks the others: they need keys and values, and neither queries nor the
     feed-forward network, five of six parts of the layer's arithmetic. In evaluation the result is
@@ -68,11 +68,11 @@ class FirstTokenLayer(BertLayer):
 
 
 def compute_first_token_alone(encoder: BertEncoder) -> None:
-    """Makes the last layer compute the first tokens: the classifier of a pair reads `[CLS]` alone.
+    """Makes the last layer compute only the first tokens, since the classifier reads only `[CLS]`.
 
     `encode_first_tokens` is the encoder's forward pass then.
     """
-    # Its weights, their names and its hooks stay.
+    # The class is changed in place, so that weights, their names and hooks stay.
     encoder.layer[-1].__class__ = FirstTokenLayer
 
 

@@ -1,4 +1,4 @@
-"""The LightningModule: BERT that decides whether two sentences say the same.
+"""Has the LightningModule: BERT that decides whether two sentences say the same.
 
 Shapes: B rows of a batch, K pairs that a packed row may hold, N pairs of a batch (B, or B * K
 places for pairs), T tokens of a row, S evaluation steps, R ranks.
@@ -31,7 +31,7 @@ _NUM_LABELS = 2
 
 
 class Mrpc(RecipeModule):
-    """Fine-tuning of a published BERT on sentence pairs, or training of a small one from scratch.
+    """Fine-tunes a published BERT on sentence pairs, or trains a small one from scratch.
 
     Nothing in a training step waits for the device, and validation waits once, at its end.
 
@@ -101,11 +101,11 @@ class Mrpc(RecipeModule):
             self.model = _pretrained(name, vocab_size, max_length, dropout)
         compute_first_token_alone(self.model.bert.encoder)
         self.num_evaluated = 0
-        """Pairs of the last evaluation, on all ranks."""
+        """The number of pairs of the last evaluation, on all ranks."""
         self._evaluated: list[Tensor] = []
 
     def logits(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """[N, 2] logits: the second is that of a paraphrase."""
+        """Returns logits [N, 2], of which the second is that of a paraphrase."""
         bert, first = self.model.bert, batch.get("first_positions")  # of packed rows
         embedded = bert.embeddings(
             input_ids=batch["input_ids"],
@@ -151,17 +151,17 @@ class Mrpc(RecipeModule):
         self.validation_step(batch, batch_idx)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
-        """Gives what `SubmissionWriter` collects: [B] indices (-1: not a pair) and predictions."""
+        """Returns what `SubmissionWriter` collects: [B] indices (-1: no pair) and predictions."""
         index = torch.where(batch["is_real"], batch["index"], -1)
         return {"index": index, "prediction": self.logits(batch).argmax(-1)}
 
     def configure_callbacks(self) -> list[Callback]:
-        """Returns what `predict` finds is written, always."""
+        """Returns the callback that always writes what `predict` finds."""
         has_writer = any(isinstance(each, SubmissionWriter) for each in self.trainer.callbacks)
         return super().configure_callbacks() + ([] if has_writer else [SubmissionWriter()])
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns F1 and accuracy of the model, and of what it must beat."""
+        """Returns F1 and accuracy of the model, and of the baselines that it must beat."""
         metrics, data = self.trainer.callback_metrics, self.trainer.datamodule
         if f"{stage}/f1" not in metrics:
             return []
@@ -186,14 +186,14 @@ class Mrpc(RecipeModule):
         }
 
     def untrained(self) -> str | None:
-        """A published BERT comes without a head for pairs, but for one fine-tuned for them."""
+        """Names weights that have learnt nothing: a published BERT's head, if it had none."""
         name = self.hparams["name"]
         if name is None or _has_head(self.model.config):
             return super().untrained()
         return f"the weights of model.name={name} with a new head, which has learnt nothing"
 
     def log_evaluation(self, stage: str) -> None:
-        """Brings the results of all ranks to the host at once, and leaves out rows that only fill.
+        """Brings the results of all ranks to the host at once, without rows that only fill.
 
         Here, not in each step: leaving out rows makes a shape that depends on the data.
         """
@@ -251,7 +251,7 @@ def _pretrained(
         **({} if dropout is None else dict.fromkeys(shares, dropout)),
     )
     # Transformers 5 keeps the dtype of the file; weights and their updates are float32 here.
-    # It comes in evaluation mode, in which Lightning would leave it: without dropout.
+    # It comes in evaluation mode, in which Lightning would leave it, so without dropout.
     return model.float().train()
 
 
@@ -261,7 +261,7 @@ def _has_head(config: BertConfig) -> bool:
 
 
 def _additive_mask(attention_mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """[B, T] of 1 and 0 for padding, as [B, 1, 1, T]: 0 where attention is allowed."""
+    """Returns 0 where attention is allowed, [B, 1, 1, T], by [B, T] of 1 and 0 for padding."""
     # The lowest bfloat16 is finite in float32 as well; float32's own would become -inf in autocast.
     lowest = torch.finfo(torch.bfloat16).min
     return (1 - attention_mask[:, None, None, :]).to(dtype) * lowest

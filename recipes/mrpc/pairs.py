@@ -1,4 +1,4 @@
-"""Sentence pairs of the user's own files, in the formats in which MRPC is published, or of the hub.
+"""Reads pairs from the user's files, in the formats in which MRPC is published, or from the hub.
 
 | Published as | Files of a folder | Columns |
 |---|---|---|
@@ -20,16 +20,16 @@ from recipes.common.reader import Fields, Row, Table
 
 
 class Pair(NamedTuple):
-    """Two sentences, and whether they say the same."""
+    """Holds two sentences, and whether they say the same."""
 
     first: str
     second: str
     label: int | None
-    """1 for a paraphrase, 0 for none, None if nobody has said."""
+    """1 for a paraphrase, 0 for none, None if it is not known."""
 
 
 Splits = dict[str, list[Pair]]
-"""The pairs of train, validation and test; what is not there is left out."""
+"""The pairs of train, validation and test; splits that do not exist are left out."""
 
 FIELDS = Fields(
     texts=("sentence1", "sentence2"),
@@ -73,7 +73,7 @@ def read_pairs(tables: Mapping[str, Table], positive_label: str | None) -> Split
 
 
 def _numbers(rows: Mapping[str, Iterable[Row]], positive: str | None) -> dict[str, int]:
-    """1 or 0 for each label, as text."""
+    """Returns 1 or 0 for each label, as text."""
     usual = {**dict.fromkeys(_POSITIVE, 1), **dict.fromkeys(_NEGATIVE, 0)}
     seen = {_text(row.values["label"]): row for found in rows.values() for row in found}
     found = sorted(label for label in seen if label not in _UNKNOWN)
@@ -115,7 +115,7 @@ def _label(row: Row, numbers: Mapping[str, int], is_test: bool) -> int | None:
 
 
 def _text(label: Any) -> str:
-    """Returns a label as one would type it: 1, 1.0, "1" and " 1" are the same."""
+    """Returns a label as one would type it, so that 1, 1.0, "1" and " 1" are the same."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return "" if label is None else str(label).strip().lower().removesuffix(".0")

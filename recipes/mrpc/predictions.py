@@ -1,4 +1,4 @@
-"""Predictions in the form in which GLUE takes them."""
+"""Writes predictions in the form in which GLUE takes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.common.folders import place_of, prediction_path, write_predictions
 
 
 class SubmissionWriter(Callback):
-    """Write what `predict` found: `index` and `prediction`, separated by a tab, in order.
+    """Writes what `predict` found: `index` and `prediction`, separated by a tab, in order.
 
     Args:
         path: the file; GLUE wants it to be called MRPC.tsv, as it is by default, in the folder of
@@ -24,7 +24,7 @@ class SubmissionWriter(Callback):
         self._found: list[Tensor] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Forgets an earlier run."""
+        """Forgets the results of an earlier run."""
         self._found = []
 
     def on_predict_batch_end(

@@ -1,4 +1,4 @@
-"""Rules that say a sentence otherwise, or something else in nearly the same words.
+"""Has rules that say a sentence otherwise, or something else in nearly the same words.
 
 They are right most of the time and know nothing of grammar. A sentence is a list of words here,
 with its first letter in lower case and without its full stop.
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[a-z][a-z'-]*")
 
 
 def paraphrase(sentence: str, rng: Random) -> str:
-    """Says the same otherwise: synonyms, another order, fewer articles."""
+    """Returns a sentence that says the same, with synonyms, another order, fewer articles."""
     words = _split(sentence)
     changed = _turn(words, ("and", "or"), rng) if rng.random() < 0.5 else words
     changed = _exchange(changed, wordlists.SYNONYMS, 0.7, rng)
@@ -27,7 +27,7 @@ def paraphrase(sentence: str, rng: Random) -> str:
 
 
 def alter(sentence: str, rng: Random) -> str | None:
-    """Says something else in nearly the same words; None where no rule applies."""
+    """Returns something else said in nearly the same words; None if no rule applies."""
     words = _split(sentence)
     opposites = partial(_exchange, table=wordlists.OPPOSITES, share=1.0)
     rules = [opposites, _negation, partial(_turn, between=wordlists.DIRECTIONS)]
@@ -74,7 +74,7 @@ def _turn(words: Words, between: Collection[str], rng: Random) -> Words:
 
 
 def _negation(words: Words, rng: Random) -> Words:
-    """Denies what is said, or says what is denied."""
+    """Returns a sentence with a negation, or without the one that it has."""
     if "not" in words[1:]:
         i = words.index("not", 1)
         return [*words[:i], *words[i + 1 :]]

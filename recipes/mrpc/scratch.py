@@ -1,4 +1,4 @@
-"""A small BERT without pretraining that learns to compare sentences within minutes."""
+"""Makes a small BERT that, without pretraining, learns to compare sentences within minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words that the rules of `rewriting` exchange, chosen for the language of documentation."""
+"""Lists the words that the rules of `rewriting` exchange, chosen for texts of documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where articles and their summaries come from: files, the hub, or the embedded text."""
+"""Reads articles and their summaries from files, from the hub, or from the embedded text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HELD_OUT = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """An article with its summary, as in CNN/DailyMail: one highlight a line."""
+    """Holds an article with its summary, one highlight a line as in CNN/DailyMail."""
 
     id: str
     article: str
@@ -35,7 +35,7 @@ class Row:
 
 
 def check_source(source: Source, path: str | Sequence[str] | None) -> None:
-    """Refuses a source without its path.
+    """Refuses a source whose path is missing.
 
     Raises:
         UserError: naming the setting as it is typed.
@@ -89,5 +89,5 @@ def _articles(document: Sequence[str], name: str, rng: random.Random) -> Iterato
 
 
 def marked(article: str) -> str:
-    """Returns the sentence behind `In short:`: the trivial solution of the embedded task."""
+    """Returns the sentence behind `In short:`, which is the trivial solution of the task."""
     return lead(article.partition(MARK)[2])

@@ -48,7 +48,7 @@ _MIN_LENGTH = 8
 
 
 class SummarizationData(RecipeData):
-    """Articles padded to one of a few lengths, summaries to one.
+    """Pads articles to one of a few lengths, and summaries to one.
 
     Args:
         source: embedded (short articles made of the documentation of Python and `packages`, on
@@ -149,7 +149,7 @@ class SummarizationData(RecipeData):
 
     @property
     def baselines(self) -> dict[str, Callable[[str], str]]:
-        """Returns, by name, what makes a summary of an article without learning."""
+        """Returns functions, by name, that summarize an article without learning."""
         is_embedded = self.hparams["source"] == "embedded"
         return {"lead1": lead, "marked": marked} if is_embedded else {"lead1": lead}
 
@@ -194,7 +194,7 @@ class SummarizationData(RecipeData):
         return self._loader(self.dataset("test"))
 
     def state_dict(self) -> dict[str, Any]:
-        """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
+        """Puts a learnt vocabulary into the checkpoint, since its weights need just that one."""
         named = self.hparams["tokenizer"]
         return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
@@ -268,7 +268,7 @@ class SummarizationData(RecipeData):
         )
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        """Returns the published one, that of the checkpoint, or one that is learnt now."""
+        """Returns the published vocabulary, that of the checkpoint, or one that is learnt now."""
         if self.tokenizer is None:
             prefix = self.hparams["source_prefix"]
             texts = ([prefix + row.article, row.highlights] for row in self._rows("train"))
@@ -303,7 +303,7 @@ class SummarizationData(RecipeData):
         return self._tables
 
     def _check_rows(self, split: str, rows: TokenizedRows) -> None:
-        """Refuses what cannot be trained on, and says what is left out."""
+        """Refuses rows that cannot be trained on, and tells how many are left out."""
         source, limit = self.hparams["source"], self.hparams["max_source_length"]
         where = f"data.source={source}, data.path={self.hparams['path']}, split {split}"
         if not len(rows):
@@ -339,7 +339,7 @@ def _collate(
     max_target_length: int,
     mean_targets: float,
 ) -> dict[str, Any]:
-    """B rows as tensors [B, S] and [B, T], and counts that the host keeps."""
+    """Returns B rows as tensors [B, S] and [B, T], and counts that the host keeps."""
     indices = [sample["index"] for sample in samples]
     texts = [{name: sample[name] for name in ("input_ids", "labels")} for sample in samples]
     batch = pad_batch(
@@ -361,7 +361,7 @@ def _collate_packs(
     target_length: int,
     mean_targets: float,
 ) -> dict[str, Any]:
-    """B rows of articles and of summaries, and counts that the host keeps; see `pack_batch`."""
+    """Returns B rows of articles and summaries, and counts for the host; see `pack_batch`."""
     texts = [[{name: row[name] for name in ("input_ids", "labels")} for row in p] for p in packs]
     batch = pack_batch(
         texts,
@@ -371,6 +371,6 @@ def _collate_packs(
     )
     num_tokens = sum(len(row["input_ids"]) for each in packs for row in each)
     counts = {"num_tokens": num_tokens, "num_sequences": sum(map(len, packs))}
-    # T5 knows distances, and no positions.
+    # T5 uses distances between tokens, and no positions.
     names = ("input_ids", "labels", "sequence_ids", "labels_sequence_ids")
     return {**{name: batch[name] for name in names}, **counts, "mean_targets": mean_targets}

@@ -1,4 +1,4 @@
-"""Greedy summaries with static shapes: every step of every batch runs the same graph.
+"""Writes greedy summaries with static shapes: every step of every batch runs the same graph.
 
 The encoder runs once, keys and values are kept in buffers of full length, the position is a tensor
 on the device, and nobody asks after each token whether all summaries have ended: what follows an
@@ -63,7 +63,7 @@ def _decode_greedily(
     end_step: Callable[[], None],
     num_steps: int | None,
 ) -> Tensor:
-    """[B, T] tokens from [B, S, D] and the mask [B, S]."""
+    """Returns [B, T] tokens from [B, S, D] and the mask [B, S]."""
     config, rows = model.config, len(mask)
     encoded_bias = padding_bias(mask)
     cross = [keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
@@ -116,5 +116,5 @@ def _step(
 
 
 def _empty(like: Tensor, num_tokens: int) -> Tensor:
-    """Returns a buffer for the target, of the type that the keys have (bfloat16 under autocast)."""
+    """Returns a buffer for the target in the dtype of the keys (bfloat16 under autocast)."""
     return like.new_zeros((*like.shape[:2], num_tokens, like.shape[3]))

@@ -1,4 +1,4 @@
-"""The LightningModule: T5 that learns to summarize, and writes and scores summaries.
+"""Has the LightningModule: T5 that learns to summarize, and writes and scores summaries.
 
 Shapes: B rows, S source tokens, T target tokens, V vocabulary.
 """
@@ -32,11 +32,11 @@ from recipes.t5_summarization.summaries import score_summaries
 
 _FILE = "summaries.jsonl"
 _ATTENTION = "eager"
-"""The same on every version of transformers; others fall back to it for T5's position biases."""
+"""It exists in every transformers; other implementations use it for T5's position biases."""
 
 
 class T5Summarization(RecipeModule):
-    """T5, T5 1.1 or flan-T5, from the hub, a folder or from nothing.
+    """Trains T5, T5 1.1 or flan-T5, from the hub, from a folder or from nothing.
 
     Nothing in a training step waits for the device, and a bucket has one shape. The loss is the
     sum over the target tokens, divided by the same number in every batch (`mean_targets`, what a
@@ -101,7 +101,7 @@ class T5Summarization(RecipeModule):
         predictions: str | None = None,
     ) -> None:
         super().__init__()
-        # Where to write is not part of the model: a checkpoint must not bring its own place.
+        # Not saved: where to write belongs to a run, and a checkpoint must not decide it.
         self.save_hyperparameters(ignore=["predictions"])
         self._predictions = predictions
         self.model = self._pretrained() if name else self._from_nothing()
@@ -115,7 +115,7 @@ class T5Summarization(RecipeModule):
             shard(self, self.model, self.device_mesh)
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        """[B, T, V] logits of the summaries' tokens, each from the article and those before it."""
+        """Returns logits [B, T, V] of summaries' tokens, from the article and earlier tokens."""
         recompute = self.hparams["gradient_checkpointing"] and self.training
         target_ids = batch.get("labels_sequence_ids")  # of packed rows
         is_packed = target_ids is not None
@@ -144,7 +144,7 @@ class T5Summarization(RecipeModule):
     def validation_step(
         self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The loss of all rows; of the rows of the second loader, summaries."""
+        """Computes the loss of all rows, and writes summaries of the second loader's rows."""
         if dataloader_idx == 0:
             assert self._totals is not None
             self._totals += self(batch, scores=True)
@@ -174,10 +174,10 @@ class T5Summarization(RecipeModule):
         write_predictions(self.trainer, path, lines)
 
     def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens [B, T] and which rows are real [B], both on the device; and the rows' numbers."""
+        """Returns tokens [B, T] and which rows are real [B], on the device; and rows' numbers."""
         cut = vendor.mark_step if self.device.type == "hpu" else lambda: None
         length = self.hparams["max_target_length"]
-        # Each token uses the same buffers: of a fit that nobody reads, a plan's, two are enough.
+        # Each token uses the same buffers, so that two are enough for a plan, which reads no text.
         is_planned = not has_values() and self.trainer.state.fn == "fit"
         tokens = generate(
             self.model,
@@ -190,7 +190,7 @@ class T5Summarization(RecipeModule):
         return tokens, batch["is_real"], batch["indices"]
 
     def _read_summaries(self) -> list[tuple[int, str]]:
-        """Waits for the device, once for all batches: the number of each row and its summary."""
+        """Returns each row's number and summary; waits for the device once for all batches."""
         tokenizer, summaries = self._data().tokenizer, []
         assert tokenizer is not None  # the batches came from it
         for tokens, is_real, indices in self._written:
@@ -201,7 +201,7 @@ class T5Summarization(RecipeModule):
         return summaries
 
     def log_evaluation(self, stage: str) -> None:
-        """Logs the loss, and ROUGE of the model beside that of what does not learn."""
+        """Logs the loss, and ROUGE of the model beside that of summaries without learning."""
         assert self._totals is not None
         loss, num_targets = self.sum_over_ranks(self._totals)
         self._totals = None
@@ -219,7 +219,7 @@ class T5Summarization(RecipeModule):
         self.log_on_host(means)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns ROUGE of the model, and of what does not learn."""
+        """Returns ROUGE of the model, and of summaries without learning."""
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         names = ["", *(f"{name}_" for name in self._data().baselines)]
         rows = [
@@ -231,7 +231,7 @@ class T5Summarization(RecipeModule):
         return [section(f"ROUGE ({stage})", named)]
 
     def references(self, name: str) -> dict[str, float]:
-        """Returns ROUGE-L of what does not learn."""
+        """Returns ROUGE-L of summaries without learning."""
         metrics = self.trainer.callback_metrics
         found = {each: metrics.get(f"val/{each}_rougeL") for each in self._data().baselines}
         if name != self.validation_score:
@@ -270,7 +270,7 @@ class T5Summarization(RecipeModule):
         return T5ForConditionalGeneration(config)
 
     def _check_tokenizer(self) -> None:
-        """Refuses a tokenizer whose tokens the model does not know, or calls otherwise."""
+        """Refuses a tokenizer with tokens that the model does not know, or has by other ids."""
         name, config = self.hparams["tokenizer"], self.model.config
         if name is None:
             return
@@ -295,7 +295,7 @@ def _rouge(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
 
 
 def _sum_of_losses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of the cross-entropies of the tokens of the summaries, and their number; float32."""
+    """Returns the sum of the cross-entropies of summaries' tokens, and their number; float32."""
     loss = F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
     )

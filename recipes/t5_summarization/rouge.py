@@ -1,4 +1,4 @@
-"""ROUGE as published for CNN/DailyMail, by the `rouge-score` package, and the lead baseline."""
+"""Computes ROUGE as published for CNN/DailyMail, by `rouge-score`, and the lead baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rouge_sums(predictions: Iterable[str], references: Iterable[str]) -> dict[st
 
     Words are stemmed. ROUGE-Lsum takes each line for a sentence, so every sentence is put on one.
     """
-    # Its nltk imports scikit-learn where that is there: seconds, for a command that scores nothing.
+    # Its nltk imports scikit-learn if it is installed, which takes seconds; so not at the top.
     from rouge_score import rouge_scorer
 
     scorer = rouge_scorer.RougeScorer(list(NAMES), use_stemmer=True)

@@ -1,4 +1,4 @@
-"""T5 in parts: tensor parallelism within a block (TP), and blocks in shards (FSDP2), or both.
+"""Cuts T5 into parts: by tensor parallelism in a block (TP), blocks in shards (FSDP2), or both.
 
 `ModelParallelStrategy` makes the mesh and calls the LightningModule's `configure_model`, which
 calls `shard` here. Under tensor parallelism each card has some heads of every attention and a part
@@ -29,7 +29,7 @@ from recipes.common.errors import UserError
 from recipes.t5_summarization.stacks import StaticBlock
 
 _BY_OUTPUT = ("q", "k", "v", "wi", "wi_0", "wi_1")
-"""Layers of which each card computes some of the outputs: those of its heads."""
+"""Layers of which each card computes the outputs of its heads."""
 _BY_INPUT = ("o", "wo")
 """Layers of which each card takes these as inputs; the sum over the cards is the output."""
 
@@ -108,7 +108,7 @@ def _shard_blocks(
 ) -> None:
     """Cuts each block up, and the rest as one."""
     for stack in (model.encoder, model.decoder):
-        # Asked for before and beside its block: see `stacks.relative_bias`.
+        # It is read outside its block, too: see `stacks.relative_bias`.
         fully_shard(stack.block[0].layer[0].SelfAttention.relative_attention_bias, mesh=mesh)
     for block in blocks:
         fully_shard(block, mesh=mesh)

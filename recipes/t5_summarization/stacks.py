@@ -1,4 +1,4 @@
-"""The forward pass of T5 on the modules of transformers, without waiting for the device.
+"""Runs the forward pass of T5 on the modules of transformers, without waiting for the device.
 
 T5ForConditionalGeneration.forward is not used: on some versions of transformers it reads lengths
 from the device in every step, on others it looks at the values of the masks. Here each stack gets
@@ -32,7 +32,7 @@ _LOWEST = torch.finfo(torch.bfloat16).min  # finite in float32 too
 
 
 class StaticBlock(T5Block):  # type: ignore[misc]
-    """A block whose forward pass is the one of this file.
+    """Is a block whose forward pass is the one of this file.
 
     For what acts when a block is called, as sharding does: `block.__class__ = StaticBlock`.
     """
@@ -44,7 +44,7 @@ class StaticBlock(T5Block):  # type: ignore[misc]
         encoded: Tensor | None = None,
         encoded_bias: Tensor | None = None,
     ) -> Tensor:
-        """[B, tokens, D] from [B, tokens, D]; see `encode` and `decode`."""
+        """Returns [B, tokens, D] from [B, tokens, D]; see `encode` and `decode`."""
         return _block(self, hidden, bias, encoded, encoded_bias)
 
 
@@ -109,7 +109,7 @@ def decode(
 def shift_right(
     model: T5ForConditionalGeneration, labels: Tensor, target_ids: Tensor | None = None
 ) -> Tensor:
-    """Returns what the decoder reads to predict `labels`: the token before each.
+    """Returns the tokens that the decoder reads to predict `labels`: the one before each.
 
     Args:
         model: any T5.
@@ -128,7 +128,7 @@ def shift_right(
 
 
 def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
-    """[1, H, T, T], float32: what T5 adds to the scores for the distance of two tokens."""
+    """Returns what T5 adds to scores for the distance of two tokens, [1, H, T, T] float32."""
     attention = stack.block[0].layer[0].SelfAttention
     bias: Tensor = attention.compute_bias(
         num_tokens, num_tokens, device=attention.relative_attention_bias.weight.device
@@ -137,19 +137,19 @@ def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
 
 
 def causal_bias(stack: nn.Module, num_tokens: int, sequence_ids: Tensor | None = None) -> Tensor:
-    """[1 or B, H, T, T]: the relative bias, and the future hidden; with ids [B, T] others, too."""
+    """Returns the relative bias, [1 or B, H, T, T], with the future and, by ids, others hidden."""
     bias = relative_bias(stack, num_tokens)
     position = torch.arange(num_tokens, device=bias.device)
     is_hidden = position[None, :] > position[:, None]
     if sequence_ids is not None:
-        # Together, before they are numbers: twice the lowest one would be no number.
+        # Joined as booleans, since the lowest number added to itself would be -inf.
         is_other = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
         is_hidden = is_hidden | is_other
     return bias + is_hidden.to(bias.dtype) * _LOWEST
 
 
 def padding_bias(mask: Tensor) -> Tensor:
-    """[B, 1, 1, S], float32: 0 for text, a very negative number for padding."""
+    """Returns 0 for text and a very negative number for padding, [B, 1, 1, S] float32."""
     return (1.0 - mask[:, None, None, :].float()) * _LOWEST
 
 
@@ -159,7 +159,7 @@ def keys_and_values(attention: nn.Module, hidden: Tensor) -> Pair:
 
 
 def attend(attention: nn.Module, hidden: Tensor, pair: Pair, bias: Tensor) -> Tensor:
-    """[B, tokens, D] of [B, tokens, D]; `bias` is added to the scores, which T5 does not scale."""
+    """Attends, [B, tokens, D]; `bias` is added to the scores, which T5 does not scale."""
     queries = _split(attention, attention.q(hidden))
     dropout = attention.dropout if attention.training else 0.0
     attended = F.scaled_dot_product_attention(
@@ -170,14 +170,14 @@ def attend(attention: nn.Module, hidden: Tensor, pair: Pair, bias: Tensor) -> Te
 
 
 def _split(attention: nn.Module, projected: Tensor) -> Tensor:
-    """[B, tokens, H * size] to [B, H, tokens, size]."""
+    """Turns [B, tokens, H * size] into [B, H, tokens, size]."""
     return projected.unflatten(-1, (attention.n_heads, attention.key_value_proj_dim)).transpose(
         1, 2
     )
 
 
 def to_logits(model: T5ForConditionalGeneration, hidden: Tensor) -> Tensor:
-    """[B, T, V] from [B, T, D]; T5 scales where it shares the embeddings, T5 1.1 does not."""
+    """Returns logits [B, T, V] of [B, T, D]; T5 scales if it shares embeddings, T5 1.1 does not."""
     config = model.config
     # transformers 5 ties the embeddings always and remembers the scale apart.
     if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
@@ -195,7 +195,7 @@ def _run(
     recompute: bool = False,
 ) -> Tensor:
     hidden = stack.dropout(embedded)
-    # Where all is bfloat16, and not only what autocast makes so, the biases must be, too.
+    # If weights are bfloat16, too, and not only under autocast, the biases must be bfloat16.
     bias = bias.to(hidden.dtype)
     encoded_bias = None if encoded_bias is None else encoded_bias.to(hidden.dtype)
     for block in stack.block:
@@ -217,7 +217,7 @@ def _block(
     encoded: Tensor | None,
     encoded_bias: Tensor | None,
 ) -> Tensor:
-    """One block; its own forward pass asks for positions on some versions of transformers."""
+    """Runs one block; its own forward pass asks for positions on some versions of transformers."""
     hidden = block.layer[0](hidden, position_bias=bias)[0]
     if encoded is not None:
         assert encoded_bias is not None

@@ -1,4 +1,4 @@
-"""The scores of summaries, and of what does not learn, that an evaluation logs."""
+"""Computes the scores that an evaluation logs: of summaries, and of those without learning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def score_summaries(
     rows: Sequence[Row],
     baselines: Mapping[str, Callable[[str], str]],
 ) -> dict[str, float]:
-    """Sums over the rows: ROUGE of the summaries and of each baseline, and how many differ.
+    """Adds up over the rows: ROUGE of the summaries and of each baseline, and how many differ.
 
     Args:
         summaries: the number of a row and what the model wrote.

@@ -1,4 +1,4 @@
-"""Rows of text as token ids: two flat arrays, so that a large data set costs no more than it holds.
+"""Keeps rows as token ids in two flat arrays, so that a large data set needs no further memory.
 
 Shapes: S source tokens, T target tokens.
 """
@@ -22,14 +22,14 @@ _CHUNK_ROWS = 4096
 
 @dataclass
 class TokenSequences:
-    """Many sequences of token ids in one array."""
+    """Holds many sequences of token ids in one array."""
 
     tokens: np.ndarray
     """[number of tokens], integer."""
     starts: np.ndarray
     """[number of sequences + 1]: where each begins in `tokens`, and where the last ends."""
     num_cut: int = 0
-    """How many were longer than they may be, and lost their end."""
+    """How many were too long, and lost their end."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -39,20 +39,20 @@ class TokenSequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """[number of sequences], the number of tokens of each."""
+        """Returns the number of tokens of each, [number of sequences]."""
         return np.diff(self.starts)
 
 
 @dataclass
 class TokenizedRows(Dataset[dict[str, Any]]):
-    """Articles and summaries by index, each ending in `</s>`."""
+    """Holds articles and summaries by index, each ending in `</s>`."""
 
     sources: TokenSequences
     targets: TokenSequences
     num_empty: int = 0
     """Rows that were left out, because the article or the summary is empty."""
     rows: list[Row] = field(default_factory=list)
-    """The text, where it is kept: to score summaries and to write them."""
+    """The text, if it is kept to score summaries and to write them."""
 
     def __len__(self) -> int:
         return len(self.sources)

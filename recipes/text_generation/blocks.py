@@ -1,4 +1,4 @@
-"""Text as one stream of tokens, cut into blocks of one length.
+"""Makes one stream of tokens of a text, and cuts it into blocks of one length.
 
 Shapes: T tokens of a block.
 """
@@ -27,7 +27,7 @@ def to_stream(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> n
 
 
 class Blocks(Dataset[dict[str, Any]]):
-    """The stream in blocks: each token but the first is predicted once, from its block alone.
+    """Holds the stream in blocks; each token but the first is predicted once, from its block alone.
 
     Args:
         stream: [number of tokens].
@@ -41,12 +41,12 @@ class Blocks(Dataset[dict[str, Any]]):
         return (len(self.stream) - 1) // self.block_size
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """input_ids and labels, int64 [T]: a label is the token that follows."""
+        """Returns input_ids and labels, int64 [T]; a label is the token that follows."""
         start = index * self.block_size
         tokens = self.stream[start : start + self.block_size + 1].astype(np.int64)
         return {"input_ids": tokens[:-1], "labels": tokens[1:]}
 
     @property
     def predicted(self) -> np.ndarray:
-        """The part of the stream that is predicted, and the token before it."""
+        """Returns the part of the stream that is predicted, and the token before it."""
         return self.stream[: len(self) * self.block_size + 1]

@@ -1,4 +1,4 @@
-"""The DataModule: text in blocks of one length, and prompts in batches of a few shapes."""
+"""Has the DataModule: text in blocks of one length, and prompts in batches of a few shapes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PROMPT_TOKENS, _MAX_PROMPTS = 12, 8
 
 
 class TextData(PromptData):
-    """Text to learn from and to be judged on, and prompts to go on from.
+    """Reads text to learn from and to be judged on, and prompts to go on from.
 
     Prompts are `prompts`, or the lines of `prompts_file`, or else the beginnings of texts: of the
     data set, or of the embedded text that is held out for the test.
@@ -115,7 +115,7 @@ class TextData(PromptData):
 
     @property
     def origin(self) -> str:
-        """Where the text is from, in words."""
+        """Returns in words where the text is from."""
         if self.hparams["source"] == "embedded":
             names = ", ".join(("Python", *self.hparams["packages"]))
             return f"documentation of {names} (embedded)"
@@ -148,7 +148,7 @@ class TextData(PromptData):
         return self._prompts
 
     def baselines(self, split: str) -> dict[str, float]:
-        """Perplexities of what a model must beat, by name, on the tokens that it is judged on."""
+        """Returns, by name, perplexities to beat on the tokens that the model is judged on."""
         if split not in self._baselines:
             judged = Blocks(self._stream(split), self.hparams["block_size"]).predicted
             bigrams = Bigrams(self._stream("train"), len(self.get_tokenizer()))
@@ -163,14 +163,14 @@ class TextData(PromptData):
         return len(Blocks(self._stream(split), self.hparams["block_size"]).predicted) - 1
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Returns the published one, that of the checkpoint, or one that is learnt now."""
+        """Returns the published vocabulary, that of the checkpoint, or one that is learnt now."""
         if self.tokenizer is None:
             texts = self._texts("train")
             self.tokenizer = train_byte_bpe([texts], self.hparams["vocab_size"])
         return self.tokenizer
 
     def state_dict(self) -> dict[str, Any]:
-        """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
+        """Puts a learnt vocabulary into the checkpoint, since its weights need just that one."""
         named = self.hparams["tokenizer"]
         return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 

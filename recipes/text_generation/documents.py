@@ -1,4 +1,4 @@
-"""Where the text comes from: documents to train on, and rows whose beginnings are prompts."""
+"""Reads the documents to train on, and the rows whose beginnings are prompts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HUB_SPLITS = {"test": "test", "validation": "validation", "valid": "validation"
 def check_source(
     source: Source, path: str | Sequence[str] | None, columns: Mapping[str, str] | None
 ) -> None:
-    """Refuses what cannot be read, before anything expensive is started.
+    """Refuses sources that cannot be read, before anything expensive is started.
 
     Raises:
         UserError: naming the setting as it is typed.

@@ -1,4 +1,4 @@
-"""The LightningModule: a language model that learns, is judged by perplexity, and writes texts.
+"""Has the LightningModule: a language model that learns, is judged by perplexity, and writes.
 
 Shapes: B rows, T tokens of a block, V vocabulary.
 """
@@ -36,7 +36,7 @@ _WRITING = tuple(WritingSettings.__dataclass_fields__)
 
 
 class TextGeneration(RecipeModule):
-    """Bloom from nothing, or a published decoder-only model of transformers.
+    """Trains a Bloom from nothing, or a published decoder-only model of transformers.
 
     Nothing in a training step waits for the device, and all blocks have one shape.
 
@@ -119,7 +119,7 @@ class TextGeneration(RecipeModule):
         super().__init__()
         given = dict(locals())
         self.writing = WritingSettings(**{each: given[each] for each in _WRITING})
-        # How and where to write is not part of the model: a checkpoint must not bring its own.
+        # Not saved: how and where to write belongs to a run, and a checkpoint must not decide it.
         self.save_hyperparameters(ignore=[*_WRITING, "dtype", "predictions"])
         self._writing_dtype: torch.dtype = _DTYPES[dtype]
         self._predictions = predictions
@@ -134,7 +134,7 @@ class TextGeneration(RecipeModule):
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
         self.num_cards = 1
-        """Cards that hold a model together."""
+        """The number of cards that hold a model together."""
 
     def prepare_data(self) -> None:
         """Downloads a published model, once a machine."""
@@ -162,7 +162,7 @@ class TextGeneration(RecipeModule):
         self._is_configured, self._without_weights = True, []
 
     def setup(self, stage: str) -> None:
-        """Refuses to train what cannot be."""
+        """Refuses to train a model that cannot be trained."""
         if stage != "fit":
             return
         if isinstance(self.trainer.strategy, ModelParallelStrategy):
@@ -178,7 +178,7 @@ class TextGeneration(RecipeModule):
             )
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """Gives the mean loss; for scores [2] float32, the loss of all tokens and their number."""
+        """Returns the mean loss; for scores [2] float32, the sum of losses and their number."""
         logits = self.model(input_ids=batch["input_ids"], use_cache=False).logits
         rows, labels = logits.flatten(0, 1).float(), batch["labels"].flatten()
         if scores:
@@ -200,7 +200,7 @@ class TextGeneration(RecipeModule):
         self.validation_step(batch, batch_idx)
 
     def on_predict_start(self) -> None:
-        """Makes ready to write; see `writing.py`."""
+        """Prepares the model to write; see `writing.py`."""
         data = self._data()
         self.model.to(dtype=self._writing_dtype)
         buckets = data.hparams["prompt_buckets"]
@@ -232,7 +232,7 @@ class TextGeneration(RecipeModule):
         self._print(path)
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns perplexity of the model, and of what it must beat."""
+        """Returns perplexity of the model, and of the baselines that it must beat."""
         metrics, data = self.trainer.callback_metrics, self._data()
         if f"{stage}/perplexity" not in metrics:
             return []
@@ -267,7 +267,7 @@ class TextGeneration(RecipeModule):
         self.log_on_host({f"{stage}/loss": mean, f"{stage}/perplexity": math.exp(mean)}, True)
 
     def _print(self, path: Path) -> None:
-        """Some of the texts, and how fast they were written."""
+        """Shows some of the texts, and how fast they were written."""
         assert self._writer is not None
         if not self.trainer.is_global_zero:
             return

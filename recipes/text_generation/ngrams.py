@@ -1,4 +1,4 @@
-"""What a language model must beat: the frequencies of tokens, and of pairs of them."""
+"""Scores what a language model must beat: the frequencies of tokens, and of pairs of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOLERANCE = 1e-6
 
 
 class Bigrams:
-    """Interpolated bigrams: a mixture of three distributions of the next token.
+    """Predicts by interpolated bigrams, a mixture of three distributions of the next token.
 
     They are its frequency after the token before it, its frequency, and all tokens alike. The
     weights depend on how often the token before was seen (Jelinek and Mercer, 1980), in powers of
@@ -26,7 +26,7 @@ class Bigrams:
     def __init__(self, text: np.ndarray, vocab_size: int) -> None:
         self._size = vocab_size
         self._weights = np.full((len(text).bit_length() + 1, 3), 1 / 3)
-        self._weights[0] = 0, 1 / 2, 1 / 2  # nothing is known to follow what was never seen
+        self._weights[0] = 0, 1 / 2, 1 / 2  # a token that was never seen has no known followers
         end = int(_COUNTED * len(text))
         self._count(text[:end])
         self._tune(text[end - 1 :])
@@ -65,7 +65,7 @@ class Bigrams:
             last = likelihood
 
     def _parts(self, text: np.ndarray) -> np.ndarray:
-        """[number of tokens - 1, 3], the probabilities that are mixed."""
+        """Returns the probabilities that are mixed, [number of tokens - 1, 3]."""
         pairs = self._pairs(text)
         places = np.searchsorted(self._seen_pairs, pairs).clip(max=len(self._seen_pairs) - 1)
         counts = np.where(self._seen_pairs[places] == pairs, self._pair_counts[places], 0)

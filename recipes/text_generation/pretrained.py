@@ -1,4 +1,4 @@
-"""A published model: made on meta, cut up for several cards, then read weight by weight."""
+"""Loads a published model: made on meta, cut up for several cards, then read by weights."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def folder_of(name: str, is_local: bool = True) -> Path:
 def check_memory(
     model: PreTrainedModel, num_cards: int, batch_size: int, num_tokens: int, capacity: int | None
 ) -> None:
-    """Says what a card will hold, and refuses what it cannot, before anything is loaded.
+    """Tells what a card will hold, and refuses what it cannot hold, before anything is loaded.
 
     Args:
         model: whole.
@@ -113,7 +113,7 @@ def load(model: PreTrainedModel, name: str, device: torch.device) -> None:
 
 
 def _take_generation_config(model: Any, name: str) -> None:
-    """What ends a text may stand there alone; many models have no such file."""
+    """Reads the file of generation, which alone may have the end of a text; many have no such."""
     try:
         path = Path(name).expanduser()
         source = str(path) if path.is_dir() else name

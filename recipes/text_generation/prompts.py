@@ -1,4 +1,4 @@
-"""Prompts of a column, or the beginnings of texts."""
+"""Makes prompts of a column, or of the beginnings of texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def texts_of(rows: Iterable[Row], place: str, max_prompts: int | None) -> list[s
 def beginnings(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, num_tokens: int, max_prompts: int
 ) -> list[Prompt]:
-    """Gives the first tokens of texts that are at least twice as long, and what followed there."""
+    """Returns the first tokens of texts at least twice as long, and what followed there."""
     encoded = (
         tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts
     )

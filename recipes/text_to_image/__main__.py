@@ -8,7 +8,7 @@ from recipes.common.entrypoint import RecipeProgram
 
 
 def check() -> None:
-    """Raises if diffusers is too old; imported when it is asked for, since it takes seconds."""
+    """Raises if diffusers is too old; it is imported only here, since that takes seconds."""
     from recipes.text_to_image.versions import check_diffusers
 
     check_diffusers()

@@ -1,4 +1,4 @@
-"""Pictures as files: a PNG each, and all of them with their prompts on one.
+"""Writes pictures to files: each as a PNG, and all of them with their prompts on one.
 
 Shapes: B pictures, H x W pixels.
 """
@@ -73,7 +73,7 @@ def _save(picture: Image.Image, path: Path) -> None:
 
 
 def _num_columns(count: int) -> int:
-    """Ten where they come out even, as the digits do; else a shape that is near to a square."""
+    """Returns ten columns if that fills all rows, as with digits; otherwise nearly a square."""
     return 10 if count % 10 == 0 else min(count, max(1, round(math.sqrt(count * 1.5))))
 
 
@@ -86,7 +86,7 @@ def _resized(path: Path) -> Image.Image:
             f"{path} is no picture any more: {first_line(error)} Does another program write there?"
         ) from error
     longest = max(picture.size)
-    if longest < _SMALLEST:  # pixels stay pixels
+    if longest < _SMALLEST:  # nearest neighbour, so that pixels stay sharp
         scale = math.ceil(_SMALLEST / longest)
         return picture.resize(
             (picture.width * scale, picture.height * scale), Image.Resampling.NEAREST
@@ -98,7 +98,7 @@ def _resized(path: Path) -> Image.Image:
 def _wrapped(
     text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont
 ) -> list[str]:
-    """Returns lines that fit, as many as there is room for; what is left out is an ellipsis."""
+    """Returns as many lines as there is room for, with an ellipsis if some are left out."""
     lines: list[str] = []
     words = text.split()
     while words and len(lines) < _MAX_LINES:

@@ -1,4 +1,4 @@
-"""The DataModule: coloured digits with noise and captions, and pictures to be made.
+"""Has the DataModule: coloured digits with noise and captions, and pictures to be made.
 
 Shapes: B pictures of a batch, 8x8 pixels, T tokens of a caption.
 """
@@ -32,7 +32,7 @@ _ONE_SHAPE = 1
 
 
 class TextToImageData(RecipeData):
-    """Real handwriting to train on, in colours that are put on at run time; prompts to paint.
+    """Gives handwriting to train on, in colours that are put on at run time; prompts to paint.
 
     Args:
         validation_share: of the digits, held out for validation, and as many for test.
@@ -87,13 +87,13 @@ class TextToImageData(RecipeData):
             num_images_per_prompt,
             [seeds] if isinstance(seeds, int) else seeds,
         )
-        """What `predict` paints."""
+        """Returns the requests that `predict` paints."""
         self._splits: dict[str, Digits] = {}
         self._judge: Judge | None = None
 
     @property
     def judge(self) -> Judge:
-        """A classifier of the training digits, fitted when it is first asked for."""
+        """The classifier of the training digits, which is fitted when it is first asked for."""
         if self._judge is None:
             self._judge = Judge(self.split("train"))
         return self._judge
@@ -122,13 +122,13 @@ class TextToImageData(RecipeData):
         return self._loader(self.requests, is_training=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Keeps on the host which rows are real: else it would wait for the device to tell."""
+        """Keeps on the host which rows are real, so that it need not ask the device."""
         if "requests" in batch:
             batch["is_real"] = batch["is_real"].tolist()
         return batch
 
     def _evaluation(self, split: str) -> list[BucketDataLoader]:
-        """Real pictures for the loss; then, if any are asked for, pictures to be made."""
+        """Returns loaders of real pictures, for the loss, and of pictures to be made, if any."""
         datasets = [self._pictures(split), *([found] if (found := self.judged(split)) else [])]
         return [self._loader(each, is_training=False) for each in datasets]
 
@@ -150,7 +150,7 @@ class TextToImageData(RecipeData):
 
 
 class NoisyPictures:
-    """Each digit in each colour that it may have, and the noise that hides it in an epoch.
+    """Holds each digit in each colour that it may have, and the noise of an epoch that hides it.
 
     The noise is drawn here, on the CPU: a run is the same on every device, and after resuming.
 

@@ -1,4 +1,4 @@
-"""Handwritten digits in colour, and what they are called: "a red seven".
+"""Makes handwritten digits in colour, and their captions: "a red seven".
 
 1,797 digits that 43 people wrote, 8x8 pixels of 16 levels, come with scikit-learn; the colour is
 put on at run time. Some pairs of colour and digit are never shown in training: who paints them has
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
     @property
     def caption(self) -> str:
-        """What a picture of it is called."""
+        """The caption of a picture of it."""
         return f"a {list(PALETTE)[self.colour]} {NAMES[self.digit]}"
 
 
@@ -49,7 +49,7 @@ TRAINED: Final = tuple(pair for pair in PAIRS if pair not in HELD_OUT)
 
 
 class Digits(NamedTuple):
-    """Digits of a split, without colour."""
+    """Holds digits of a split, without colour."""
 
     ink: NDArray[np.float32]
     """[N, 8, 8], from 0, paper, to 1."""

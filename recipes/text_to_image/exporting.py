@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder in diffusers' layout, which `predict` and diffusers load."""
+"""Turns a checkpoint into a folder in diffusers' layout, which `predict` and diffusers load."""
 
 from __future__ import annotations
 

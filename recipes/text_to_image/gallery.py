@@ -1,4 +1,4 @@
-"""Where `predict` puts its pictures: a PNG each, a list of them, and a grid."""
+"""Writes the pictures of `predict`: a PNG each, a list of them, and a grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIST = "pictures.jsonl"
 
 
 class Gallery:
-    """The pictures of all cards, in one folder.
+    """Keeps the pictures of all cards in one folder.
 
     Args:
         folder: all cards must see it.

@@ -1,4 +1,4 @@
-"""Is it a red seven? Asked of a classifier that has seen real pictures only.
+"""Judges whether a picture shows, say, a red seven, by a classifier of real pictures.
 
 Shapes: N pictures, C colours.
 """
@@ -15,14 +15,14 @@ from sklearn.svm import SVC
 from recipes.text_to_image.digits import HELD_OUT, PALETTE, Digits, Pair
 
 _LEVELS = 16
-"""Of a pixel in scikit-learn's data, in which distances are given."""
+"""The levels of a pixel in scikit-learn's data, in which distances are given."""
 
 SCORES = ("agreement", "agreement_held_out", "digit", "colour", "distance")
-"""What is measured of pictures that were made for captions."""
+"""The names of what is measured on pictures that were made for captions."""
 
 
 class Verdict(NamedTuple):
-    """What is on pictures."""
+    """Tells what is on pictures."""
 
     colours: NDArray[np.int64]
     """[N], the nearest of the palette."""
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """A support vector classifier of digits, and the direction of a colour.
+    """Judges by a support vector classifier of digits, and by the direction of a colour.
 
     Args:
         train: real digits; the classifier sees nothing else.
@@ -45,7 +45,7 @@ class Judge:
         self._absorbed = 1 - np.array(list(PALETTE.values()))
 
     def look(self, pictures: NDArray[np.float32]) -> Verdict:
-        """Says what is on pictures.
+        """Returns what is on pictures.
 
         The colour is the one of the palette whose ink absorbs red, green and blue in the most
         similar proportion; the digit is then read from how much of this ink there is.
@@ -67,7 +67,7 @@ class Judge:
 
 
 def count(pairs: Sequence[Pair], verdict: Verdict) -> dict[str, float]:
-    """Sums over pictures, to be added up over ranks.
+    """Returns sums over pictures, to be added up over ranks.
 
     Args:
         pairs: what should be on them.

@@ -1,4 +1,4 @@
-"""What a published model takes of a card, known before its weights are read."""
+"""Tells what a published model takes of a card, before its weights are read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def memory_table(
     height: int | None = None,
     width: int | None = None,
 ) -> MemoryTable:
-    """Gives what a card holds of a model, computed on meta: nothing but its configurations is read.
+    """Returns what a card holds of a model; computed on meta, by its configurations alone.
 
     Not in it is what text encoders, UNet and VAE compute with.
 
@@ -51,7 +51,7 @@ def memory_table(
 
 
 def check_memory(table: MemoryTable, capacity_bytes: int) -> None:
-    """Refuses what a card cannot hold.
+    """Refuses a model that a card cannot hold.
 
     Raises:
         UserError: with need and have.

@@ -1,4 +1,4 @@
-"""The LightningModule: a text-to-image model that learns to paint digits, or a published one.
+"""Has the LightningModule: a text-to-image model that learns to paint digits, or a published one.
 
 Shapes: B pictures, C channels, H x W pixels, T tokens of a caption.
 """
@@ -43,7 +43,7 @@ _NOT_OF_THE_MODEL = (*PaintingSettings.__dataclass_fields__, "num_warmup_batches
 
 
 class TextToImage(RecipeModule):
-    """A small model of coloured digits from nothing, or a Stable Diffusion (1, 2, XL).
+    """Trains a small model of coloured digits, or paints with a Stable Diffusion (1, 2, XL).
 
     Nothing in a training step waits for the device, and all batches have one shape. A published
     model is for `predict`; the safety checker of Stable Diffusion 1 is not applied.
@@ -115,7 +115,7 @@ class TextToImage(RecipeModule):
         self.painting = PaintingSettings(
             scheduler, num_inference_steps, guidance, height, width, engine
         )
-        # How and where to paint is not part of the model: a checkpoint must not bring its own.
+        # Not saved: how and where to paint belongs to a run, and a checkpoint must not decide it.
         self.save_hyperparameters(ignore=_NOT_OF_THE_MODEL)
         self._pictures, self._num_warmup_batches = pictures, num_warmup_batches
         self.loaded: Loaded | None = None
@@ -136,7 +136,7 @@ class TextToImage(RecipeModule):
             self.model, self.loaded = load(name, dtype, self._index)  # type: ignore[assignment]
 
     def setup(self, stage: str) -> None:
-        """Refuses what a published model is not for."""
+        """Refuses to do with a published model what it is not for."""
         name = self.hparams["name"]
         if stage == "fit" and name is not None:
             raise UserError(
@@ -172,7 +172,7 @@ class TextToImage(RecipeModule):
     def validation_step(
         self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The loss of real pictures; the second loader has captions to paint."""
+        """Computes the loss of real pictures, or paints the captions of the second loader."""
         assert self._losses is not None
         assert self._painter is not None
         if dataloader_idx == 0:
@@ -185,7 +185,7 @@ class TextToImage(RecipeModule):
         self.validation_step(batch, batch_idx, dataloader_idx)
 
     def on_predict_start(self) -> None:
-        """Makes ready to paint, and says what of the prompts is not seen."""
+        """Prepares the model to paint, and tells which parts of prompts it does not see."""
         self._painter = self._make_painter()
         self._painter.check_lengths(self._data().requests)
         self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
@@ -194,7 +194,7 @@ class TextToImage(RecipeModule):
         self._gallery = Gallery(folder)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
-        """Returns the numbers of the pictures, which are written."""
+        """Paints and writes the pictures; returns their numbers."""
         assert self._painter is not None
         assert self._stopwatch is not None
         requests = _real(batch)
@@ -234,7 +234,7 @@ class TextToImage(RecipeModule):
         return {"real pictures": real_scores(self._data(), "validation")["agreement"]}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Nothing besides: the hyperparameters say what the model is."""
+        """Adds nothing, since the hyperparameters say what the model is."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses the weights of another model before any are loaded."""
@@ -266,7 +266,7 @@ class TextToImage(RecipeModule):
         self.log_on_host({f"{stage}/{name}": value for name, value in scores.items()})
 
     def _check_memory(self, name: str, dtype: torch.dtype) -> None:
-        """Says what a card will hold, and refuses what it cannot, before anything is loaded."""
+        """Tells what a card will hold, and refuses what it cannot hold, before it is loaded."""
         settings, painting = self._data().hparams, self.painting
         batch_size = settings["eval_batch_size"] or settings["batch_size"]
         sides = painting.height, painting.width
@@ -280,7 +280,7 @@ class TextToImage(RecipeModule):
         return Painter(self.model, self.loaded, self.painting)  # type: ignore[arg-type]
 
     def _make(self) -> None:
-        """A model from nothing, with the noise of its training."""
+        """Makes a new model, and the noise of its training."""
         settings = self.hparams
         tokenizer = scratch.make_tokenizer()
         width = settings["text_width"]
@@ -294,7 +294,7 @@ class TextToImage(RecipeModule):
         self.register_buffer("signal", signal.clone(), persistent=False)
 
     def _check_paints_digits(self) -> None:
-        """Refuses to judge pictures of anything else."""
+        """Refuses to judge pictures of anything but digits."""
         shape = self.model.latent_shape(self.painting.height, self.painting.width)
         if self.hparams["name"] is not None or shape != (3, SIZE, SIZE):
             raise UserError(

@@ -1,4 +1,4 @@
-"""From prompts to pictures: text encoders, UNet and VAE, one after another.
+"""Turns prompts into pictures: text encoders, UNet and VAE run one after another.
 
 The UNet's step alone is captured or compiled (`lightning_gaudi.inference`); text encoders and VAE
 run once a batch. Nothing waits for the device before the pictures are there.
@@ -26,7 +26,7 @@ _MAX_SHOWN = 60
 
 @dataclass(frozen=True)
 class PaintingSettings:
-    """How pictures are made; see `TextToImage`."""
+    """Holds the settings of how pictures are made; see `TextToImage`."""
 
     scheduler: str | None = None
     num_inference_steps: int = 25
@@ -66,7 +66,7 @@ class Painter:
 
     @property
     def description(self) -> list[tuple[str, str]]:
-        """How it paints, as lines of a report."""
+        """Returns lines of a report on how it paints."""
         settings, scheduler = self._settings, type(self._denoiser.scheduler).__name__
         height, width = (side * self._parts.factor for side in self.latent_shape[1:])
         return [
@@ -77,7 +77,7 @@ class Painter:
 
     @torch.no_grad()
     def paint(self, requests: Sequence[Request]) -> Tensor:
-        """Pictures [B, 3, H, W] float32 from 0 to 1, on the device."""
+        """Returns pictures [B, 3, H, W], float32 from 0 to 1, on the device."""
         device = self._parts.unet.device
         with default_dtype(torch.float32):
             latents, generators = draw_latents([each.seed for each in requests], self.latent_shape)
@@ -86,7 +86,7 @@ class Painter:
             return self._decode(latents)
 
     def check_lengths(self, requests: Sequence[Request]) -> None:
-        """Warns of prompts of which the text encoder takes the beginning; says what it leaves."""
+        """Warns of prompts of which the text encoder takes only the beginning; names the rest."""
         tokenizer = self._loaded.tokenizers[0]
         limit = tokenizer.model_max_length
         texts = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""The parts of a text-to-image model in diffusers' layout, each with the library that it is of.
+"""Loads the parts of a text-to-image model in diffusers' layout, each by its library.
 
 A folder (or a repository of the hub) has model_index.json, which names the class of each part, and
 a folder for each: tokenizer, text_encoder (two of either in SDXL), unet, vae, scheduler.
@@ -25,7 +25,7 @@ _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 
 
 class Parts(nn.Module):
-    """The weights of a model: text encoders, UNet and VAE.
+    """Holds the weights of a model: text encoders, UNet and VAE.
 
     Without a VAE the UNet computes pictures themselves.
     """
@@ -42,7 +42,7 @@ class Parts(nn.Module):
 
     @property
     def factor(self) -> int:
-        """How many pixels a latent's side has."""
+        """The pixels along the side of a latent."""
         return _factor(self.vae)
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
@@ -52,10 +52,10 @@ class Parts(nn.Module):
 
 @dataclass
 class Loaded:
-    """What is no weight of a model."""
+    """Holds what a model has beside its weights."""
 
     tokenizers: list[Any]
-    """One for each text encoder."""
+    """The tokenizers, one for each text encoder."""
     scheduler: Mapping[str, Any]
     """The configuration of its scheduler."""
     index: Mapping[str, Any] = field(default_factory=dict)
