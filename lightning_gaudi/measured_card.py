@@ -1,4 +1,4 @@
-"""What `lightning-gaudi verify` has measured of a card, read from the file that it has written.
+"""Reads the file in which `lightning-gaudi verify` has written what it measured of a card.
 
 `LIGHTNING_GAUDI_CARD` names such a file. The simulator takes rules, memory and faults from it, and
 a plan takes memory and speeds. It imports nothing of ours, so that all of them can share it.
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "LIGHTNING_GAUDI_CARD"
-"""The variable of the environment with the path of a file."""
+"""The variable of the environment that holds the path of such a file."""
 
 KIND = "lightning-gaudi card"
 SCHEMA = 1
-"""The version of the file; it grows where a name is taken away or means something else."""
+"""The version of the file; it grows when a name is removed or gets another meaning."""
 
 FOUND = ("refused", "on_cpu", "waits", "demoted", "as_said", "none")
-"""What a probe of a rule can find; "none": the card does as the CPU."""
+"""The results that a probe of a rule may have; with "none" the card does as the CPU."""
 
 MODES = ("eager", "lazy")
 
@@ -31,51 +31,51 @@ _MAX_INTEGER = 2**60
 
 
 class CardFileError(ValueError):
-    """A file with measurements cannot be used; the message says why and what to do."""
+    """Is raised if a file with measurements cannot be used; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class MemoryTerms:
-    """How a card's allocator counts, in bytes."""
+    """Holds how a card's allocator counts, in bytes."""
 
     alignment_bytes: int
-    """A request is rounded up to a multiple of it."""
+    """Requests are rounded up to a multiple of it."""
     header_bytes: int
-    """What each request takes beside that."""
+    """Each request takes so many bytes more."""
     small_bytes: int
     """The largest request that a chunk of the small pool serves, which adds nothing; 0 for none."""
     num_small: int
-    """Chunks of the small pool."""
+    """The number of chunks of the small pool."""
     at_start_bytes: int
-    """In use before the first tensor."""
+    """The bytes in use before the first tensor."""
     limit_bytes: int
-    """What the allocator hands out at most."""
+    """The most that the allocator hands out."""
     workspace_bytes: int = 0
-    """What stays in use after graphs have run, and was not before."""
+    """The bytes that stay in use after graphs have run, and were free before."""
 
 
 @dataclass(frozen=True)
 class MeasuredCard:
-    """What a file says."""
+    """Holds the measurements of a file."""
 
     path: Path
     card: str
     """The generation's key, as "gaudi2"."""
     release: str
-    """Of the Gaudi software, as "1.24.1"."""
+    """The release of the Gaudi software, as "1.24.1"."""
     is_simulated: bool
     """Whether it was measured on a simulated card, whose times are those of a CPU."""
     rules: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By a rule's key and the mode, what was found: one of `FOUND`."""
+    """One of `FOUND`, by a rule's key and the mode."""
     memory: MemoryTerms | None = None
-    """None where it was not measured."""
+    """The terms of the allocator; None if they were not measured."""
     faults: Mapping[str, str] = field(default_factory=dict)
-    """By a fault's key, how the program ended."""
+    """How the program ended, by a fault's key."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """Times and speeds by part, as the file has them."""
 
     def found(self, rule: str, modes: Iterable[str]) -> str | None:
-        """Returns what a probe found of a rule in the first of these modes that it ran in."""
+        """Returns the result of a rule's probe in the first of these modes that it ran in."""
         measured = self.rules.get(rule, {})
         return next((measured[mode] for mode in modes if mode in measured), None)
 
@@ -97,7 +97,7 @@ class MeasuredCard:
         return max(found, default=None)
 
     def launch_seconds(self, mode: str) -> float | None:
-        """Returns what the host needs to launch one operator, or one graph.
+        """Returns the seconds in which the host launches one operator, or one graph.
 
         Args:
             mode: "eager", "compiled" or "lazy".
@@ -110,7 +110,7 @@ class MeasuredCard:
         return {int(each["num_nodes"]): each["seconds"] for each in rows if not self.is_simulated}
 
     def _speeds(self, part: str, name: str, wanted: Mapping[str, Any]) -> list[float]:
-        """Gives a figure of all rows of a part that fit; none where times are those of a CPU."""
+        """Returns a figure of all rows of a part that fit; none if times are those of a CPU."""
         rows = [] if self.is_simulated else self._rows(part, wanted)
         return [float(each[name]) for each in rows if _is_number(each.get(name))]
 
@@ -120,17 +120,17 @@ class MeasuredCard:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> MeasuredCard | None:
-    """Returns what the file says that the environment names; None where it names none.
+    """Returns the measurements of the file that the environment names; None if it names none.
 
     Raises:
-        CardFileError: It cannot be used.
+        CardFileError: The file cannot be used.
     """
     path = environment.get(VARIABLE, "")
     return read(Path(path)) if path else None
 
 
 def read(path: Path) -> MeasuredCard:
-    """Reads what `lightning-gaudi verify` has written.
+    """Reads a file that `lightning-gaudi verify` has written.
 
     Raises:
         CardFileError: There is no such file, or it is damaged, or of another version.
@@ -153,11 +153,11 @@ def _text(path: Path) -> str:
 
 
 def parse(text: str, path: Path) -> MeasuredCard:
-    """Returns what the text of a file says.
+    """Returns the measurements in the text of a file.
 
     Args:
-        text: JSON.
-        path: Where it comes from, for messages.
+        text: The text, in JSON.
+        path: The path of the file, for messages.
 
     Raises:
         CardFileError: It is damaged, or of another version.
