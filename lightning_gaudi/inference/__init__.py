@@ -11,11 +11,11 @@ In reading order:
 - `tensor_parallel`: cuts a model up.
 - `caches`: makes transformers' static cache with its tensors in place.
 - `decoding`: the tensors of one batch size and bucket, the prompt's step and a token's.
-- `generation`: generates text from prompts.
-- `checkpoint_files`: reads a folder of safetensors files.
-- `loading`: loads weights from there onto a card, tensor by tensor.
-- `memory`: computes what a card must hold, before anything is loaded.
-- `denoising`: makes pictures from noise, by a UNet and a scheduler of diffusers.
+- `generation`: text, from prompts.
+- `checkpoint_files`: what is in a folder of safetensors files.
+- `loading`: weights from there onto a card, tensor by tensor.
+- `memory`: what a card must hold, before anything is loaded.
+- `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
 """
 
 from lightning_gaudi._core.hooks import has_values

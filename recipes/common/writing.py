@@ -114,7 +114,7 @@ class Writer:
         self._num_tokens = 0
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Refuses prompts that, with the new tokens, have more tokens than the model has positions.
+        """Refuses prompts that with what follows have more tokens than the model has positions.
 
         Raises:
             UserError: naming the first of them.

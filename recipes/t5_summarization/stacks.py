@@ -128,7 +128,7 @@ def shift_right(
 
 
 def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
-    """Returns what T5 adds to scores for the distance of two tokens, [1, H, T, T] float32."""
+    """[1, H, T, T], float32: what T5 adds to the scores for the distance of two tokens."""
     attention = stack.block[0].layer[0].SelfAttention
     bias: Tensor = attention.compute_bias(
         num_tokens, num_tokens, device=attention.relative_attention_bias.weight.device
@@ -137,12 +137,12 @@ def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
 
 
 def causal_bias(stack: nn.Module, num_tokens: int, sequence_ids: Tensor | None = None) -> Tensor:
-    """Returns the relative bias, [1 or B, H, T, T], with the future and, by ids, others hidden."""
+    """[1 or B, H, T, T]: the relative bias, and the future hidden; with ids [B, T] others, too."""
     bias = relative_bias(stack, num_tokens)
     position = torch.arange(num_tokens, device=bias.device)
     is_hidden = position[None, :] > position[:, None]
     if sequence_ids is not None:
-        # Joined as booleans, since the lowest number added to itself would be -inf.
+        # Together, before they are numbers: twice the lowest one would be no number.
         is_other = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
         is_hidden = is_hidden | is_other
     return bias + is_hidden.to(bias.dtype) * _LOWEST

@@ -38,9 +38,9 @@ class Card:
     link_bandwidth: float | None
     """The bytes a second that a card sends to the others of its server and receives, together."""
     has_fused_attention: bool = True
-    """Whether attention is one kernel; otherwise its scores are in memory."""
+    """Whether attention is one kernel there; where it is not, its scores are in memory."""
     measured: str = ""
-    """The file of measurements from which memory and speeds are, as far as it has them."""
+    """The file of measurements that memory and speeds are from, as far as it has them."""
     kept_bytes: int = 0
     """The memory that a plan leaves free for the workspace of graphs, which it cannot count."""
 
@@ -84,7 +84,7 @@ def as_measured(cards: Sequence[Card], measured: MeasuredCard | None) -> list[Ca
 
     Args:
         cards: The cards.
-        measured: The measurements of `lightning-gaudi verify`; None for none.
+        measured: What `lightning-gaudi verify` has found; None for nothing.
     """
     if measured is None:
         return [*cards]

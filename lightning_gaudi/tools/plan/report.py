@@ -70,7 +70,7 @@ def _as_public_runs(
     num_steps: int | None,
     price: float | None,
 ) -> list[str]:
-    """Returns the lines on the last column: its basis, why it is empty, a whole run's time."""
+    """Returns what the last column is made of, why it is empty, and how long a whole run takes."""
     titles = {card.key: card.title for card in cards if card.key in planned.largest}
     known = {
         title: as_public_runs(key, counted, found.num_cards)
@@ -125,7 +125,7 @@ def _whole_run(
 
 
 def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
-    """Returns a line for each card whose memory and speeds were measured."""
+    """Returns of which cards memory and speeds were measured, and do not come from the tables."""
     return [
         f"  {card.title}: memory and speeds as {card.measured} says, as far as it has them."
         for card in cards

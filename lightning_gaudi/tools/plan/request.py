@@ -110,7 +110,7 @@ class Counted:
     product_bytes: int = 0
     """The bytes of these that products of matrices read and write."""
     num_attentions: int = 0
-    """The number of layers of attention in all forwards, with those that checkpointing repeats."""
+    """Layers of attention in all forwards, those that checkpointing runs again, too."""
     num_passes: int = 0
     """How often a product reads the weight that is read most."""
     is_trained: bool = True

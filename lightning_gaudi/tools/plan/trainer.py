@@ -45,7 +45,7 @@ _run: _TrainerRun | None = None
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a Trainer that rehearses, from those that a program has passed."""
+    """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
     request = dry_run.read_request()
     found = {**given, **_SETTINGS, **dry_run.settings(request, given)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)

@@ -100,7 +100,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         self.num_operators = 0
         """The number of calls of operators that compute."""
         self.num_attentions = 0
-        """The number of layers of attention, counted by the operator that weighs the values."""
+        """Calls of those that weigh values: a layer of attention has one in its forward."""
         self.fused_bytes = 0
         """The bytes that are read and written, if elementwise operators are fused."""
         self.product_bytes = 0

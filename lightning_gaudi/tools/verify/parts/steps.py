@@ -32,7 +32,7 @@ def measure(context: Context, tell: Tell) -> None:
 
 
 def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -> Step:
-    """Returns a training step in bfloat16 by autocast: forward, backward, AdamW."""
+    """Returns a step in bfloat16 by autocast: forward, backward, AdamW."""
     model = model.to(device).train()
     batch = {name: each.to(device) for name, each in batch.items()}
     weights = [each for each in model.parameters() if each.requires_grad]
@@ -122,7 +122,7 @@ def _lora(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
 
 
 def _decoding(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
-    """Returns a step for one token of each of a few sequences, with keys and values in place."""
+    """A token of each of a few sequences, beside keys and values that are already there."""
     from transformers import StaticCache
 
     model = _llama(is_small).to(device, torch.bfloat16).eval()
