@@ -104,6 +104,19 @@ class MeasuredCard:
         """
         return max(self._speeds("launches", "seconds", {"mode": mode}), default=None)
 
+    def step_seconds(self, mode: str) -> dict[str, float]:
+        """Returns the seconds of each reference step, of a whole text where one writes it.
+
+        Args:
+            mode: "eager" or "lazy".
+        """
+        rows = [] if self.is_simulated else self._rows("steps", {"mode": mode, "is_small": False})
+        return {
+            str(each["step"]): float(each["seconds"])
+            for each in rows
+            if _is_number(each.get("seconds")) and each["seconds"] > 0 and "step" in each
+        }
+
     def compile_seconds(self, mode: str) -> Mapping[int, float]:
         """Returns the time to compile a graph by its number of nodes, in "compiled" or "lazy"."""
         rows = self._rows("compile", {"mode": mode})

@@ -94,6 +94,7 @@ ROOMS: dict[str, set[str]] = {
         "_core",
         "_version",
         "hardware",
+        "inference",
         "measured_card",
         "releases",
         "simulator",

@@ -1,4 +1,4 @@
-"""Counts what a step of each published run computes and moves: counts.csv and decoders.csv.
+"""Counts what steps compute and move: counts.csv, decoders.csv and references.csv.
 
     python -m scripts.step_times.count
 
@@ -6,7 +6,7 @@ A published run has no program here to rehearse. So its model is made by transfo
 configuration, on the same dry card as a plan's, takes a forward, a backward and a step of the
 vendor's fused AdamW, and `lightning_gaudi.tools.plan.work.Work` counts them, as in a plan. What is
 sent is not rehearsed: `sent_bytes` has it of the strategy, by the rules that a plan's collectives
-keep.
+keep. The reference steps of `lightning-gaudi verify` are counted as they are.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ def main() -> int:
         table.writerow(["model", "weights", "layers"])
         table.writerows([model, *weights_of(model)] for model in DECODERS)
     unlimited_memory()
+    with (HERE / "references.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["step", *REFERENCE_COUNTS])
+        table.writerows([name, *count_reference(name).values()] for name in REFERENCES)
     path = HERE / "counts.csv"
     found = {key_of(row): row for row in read("counts")} if path.exists() else {}
     for row in [*read("training"), *read("registries")]:
@@ -148,6 +152,49 @@ def count(row: Row) -> dict[str, int]:
         "num_operators": found.num_operators * micro,
         "num_attentions": found.num_attentions * micro,
         "num_passes": found.num_passes * micro,
+    }
+
+
+REFERENCES = ("BERT-large", "LoRA", "decoding")
+"""Steps of `lightning-gaudi verify` that are of a kind of which there are figures."""
+REFERENCE_COUNTS = (
+    "flops",
+    "fused_bytes",
+    "product_bytes",
+    "weight_bytes",
+    "num_attentions",
+    "num_cross_attentions",
+    "num_passes",
+)
+
+
+def count_reference(name: str) -> dict[str, int]:
+    """Counts a reference step, on this process's dry card."""
+    import torch
+
+    from lightning_gaudi.tools.plan.work import Work
+    from lightning_gaudi.tools.verify.parts.steps import STEPS
+
+    made = STEPS[name](torch.device("hpu"), False)
+    made.step()  # the next one has the optimizer's states
+    work = Work(made.model.parameters())
+    work.start()
+    made.step()
+    work.stop()
+    found = work.so_far()
+    assert work.is_complete
+    return {each: getattr(found, each) for each in REFERENCE_COUNTS}
+
+
+def read_references() -> dict[str, Counted]:
+    """Returns what the reference steps count, by name."""
+    return {
+        row["step"]: Counted(
+            **{name: int(row[name]) for name in REFERENCE_COUNTS},
+            flops_of={"bfloat16": int(row["flops"])},
+            is_trained=row["step"] != "decoding",
+        )
+        for row in read("references")
     }
 
 

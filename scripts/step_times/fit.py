@@ -206,6 +206,7 @@ def module(fits: dict[tuple[str, str], Fit]) -> str:
         "",
         "from collections.abc import Mapping",
         "",
+        "from lightning_gaudi.tools.plan.request import Counted",
         "from lightning_gaudi.tools.plan.step_times import Fit, Later",
         "",
         "FITS: Mapping[tuple[str, str], Fit] = {",
@@ -226,6 +227,13 @@ def module(fits: dict[tuple[str, str], Fit]) -> str:
         key = _quoted((row["run"], row["hardware"], row["figure"]))
         lines.append(f'    {key}: Later({float(row["value"])!r}, "{row["release"]}"),')
     lines += ["}", '"""By run, hardware and figure. Source: scripts/step_times/later.csv."""', ""]
+    lines += ["REFERENCES: Mapping[str, Counted] = {"]
+    for name, counted in count.read_references().items():
+        lines.append(f'    "{name}": Counted(')
+        lines += [f"        {each}={getattr(counted, each)}," for each in count.REFERENCE_COUNTS]
+        lines.append(f'        flops_of={{"bfloat16": {counted.flops}}},')
+        lines += [f"        is_trained={counted.is_trained},", "    ),"]
+    lines += ["}", '"""What the steps of `lightning-gaudi verify` count."""', ""]
     return "\n".join(lines)
 
 

@@ -188,12 +188,12 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(shown(faster.text(cards, tried)), flush=True)
     if options.json:
         found += tried[1:]
-        of_file = next((card.measured for card in cards if card.measured), None)
+        of_file = next((str(card.measured.path) for card in cards if card.measured), None)
         each_found = [
             {
                 **each.as_dict(),
                 "published": published_dict(each),
-                "as_public_runs": as_public_runs_dict(each),
+                "as_public_runs": as_public_runs_dict(each, cards),
                 "measured": of_file,
             }
             for each in found

@@ -39,8 +39,8 @@ class Card:
     """The bytes a second that a card sends to the others of its server and receives, together."""
     has_fused_attention: bool = True
     """Whether attention is one kernel there; where it is not, its scores are in memory."""
-    measured: str = ""
-    """The file of measurements that memory and speeds are from, as far as it has them."""
+    measured: MeasuredCard | None = None
+    """What was measured of such a card, where memory and speeds are from, as far as it has them."""
     kept_bytes: int = 0
     """The memory that a plan leaves free for the workspace of graphs, which it cannot count."""
 
@@ -59,8 +59,7 @@ def _of_gaudi(gaudi: Gaudi) -> Card:
         gaudi.peaks["bfloat16"],
         gaudi.link_bandwidth,
         gaudi.has_fused_attention,
-        "",
-        int(KEPT_SHARE * gaudi.memory_bytes),
+        kept_bytes=int(KEPT_SHARE * gaudi.memory_bytes),
     )
 
 
@@ -99,8 +98,9 @@ def _measured(card: Card, measured: MeasuredCard) -> Card:
         kept_bytes=int(KEPT_SHARE * memory),
         bandwidth=measured.bandwidth() or card.bandwidth,
         bf16_flops=measured.flops("bfloat16") or card.bf16_flops,
-        link_bandwidth=measured.link_bandwidth(MAX_CARDS) or card.link_bandwidth,
-        measured=str(measured.path),
+        # What was measured is sent, and as much comes in the meantime.
+        link_bandwidth=2 * (measured.link_bandwidth(MAX_CARDS) or 0.0) or card.link_bandwidth,
+        measured=measured,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.tools.plan.cards import Card
 from lightning_gaudi.tools.plan.plan import Planned, plan
-from lightning_gaudi.tools.plan.step_times import as_public_runs
+from lightning_gaudi.tools.plan.step_times import of_card
 
 _STRATEGIES = ("ddp", "deepspeed_stage_1", "deepspeed_stage_2")
 _MORE = 4
@@ -82,7 +82,7 @@ def _way(card: Card, planned: Planned) -> Way:
         return Way(planned.change, None, reason)
     if found.need.whole > card.budget_bytes:
         return Way(planned.change, None, "it does not fit")
-    likely = as_public_runs(card.key, counted, found.num_cards)
+    likely = of_card(card, counted, found)
     if likely.seconds is None:
         return Way(planned.change, None, likely.why_not)
     samples = found.batch_size * counted.num_micro_batches * counted.num_replicas

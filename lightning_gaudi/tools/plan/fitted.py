@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lightning_gaudi.tools.plan.request import Counted
 from lightning_gaudi.tools.plan.step_times import Fit, Later
 
 FITS: Mapping[tuple[str, str], Fit] = {
@@ -197,3 +198,40 @@ LATER: Mapping[tuple[str, str, str], Later] = {
     ("bloomz_176b_8x", "Gaudi 2", "latency_seconds"): Later(2.7194, "1.20"),
 }
 """By run, hardware and figure. Source: scripts/step_times/later.csv."""
+
+REFERENCES: Mapping[str, Counted] = {
+    "BERT-large": Counted(
+        flops=17668119724032,
+        fused_bytes=239979502986,
+        product_bytes=87404096744,
+        weight_bytes=0,
+        num_attentions=24,
+        num_cross_attentions=0,
+        num_passes=0,
+        flops_of={"bfloat16": 17668119724032},
+        is_trained=True,
+    ),
+    "LoRA": Counted(
+        flops=17810424070144,
+        fused_bytes=66621501592,
+        product_bytes=25908936704,
+        weight_bytes=3980591104,
+        num_attentions=16,
+        num_cross_attentions=0,
+        num_passes=2,
+        flops_of={"bfloat16": 17810424070144},
+        is_trained=True,
+    ),
+    "decoding": Counted(
+        flops=222860673024,
+        fused_bytes=222587592066,
+        product_bytes=208309649096,
+        weight_bytes=207722905600,
+        num_attentions=1600,
+        num_cross_attentions=1600,
+        num_passes=100,
+        flops_of={"bfloat16": 222860673024},
+        is_trained=False,
+    ),
+}
+"""What the steps of `lightning-gaudi verify` count."""

@@ -168,6 +168,7 @@ class Counts(Watch):
             fused_bytes=found.fused_bytes,
             product_bytes=found.product_bytes,
             num_attentions=found.num_attentions,
+            num_cross_attentions=found.num_cross_attentions,
             num_passes=found.num_passes,
             is_trained=self._run.is_trained,
         )

@@ -11,7 +11,7 @@ from lightning_gaudi.tools.plan.published import step_seconds
 from lightning_gaudi.tools.plan.published_text import published_text
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
 from lightning_gaudi.tools.plan.search import LARGEST
-from lightning_gaudi.tools.plan.step_times import AsPublicRuns, as_public_runs, duration
+from lightning_gaudi.tools.plan.step_times import AsPublicRuns, duration, of_card
 
 _SHOWN_BYTES = 2**16
 """The least memory of the host that is worth a line."""
@@ -71,11 +71,10 @@ def _as_public_runs(
     price: float | None,
 ) -> list[str]:
     """Returns what the last column is made of, why it is empty, and how long a whole run takes."""
-    titles = {card.key: card.title for card in cards if card.key in planned.largest}
     known = {
-        title: as_public_runs(key, counted, found.num_cards)
-        for key, title in titles.items()
-        if key in GAUDIS
+        card.title: of_card(card, counted, found)
+        for card in cards
+        if card.key in planned.largest and card.key in GAUDIS
     }
     lines, reasons = [], dict[str, list[str]]()
     for title, each in known.items():
@@ -85,6 +84,7 @@ def _as_public_runs(
                 f"software {' to '.join(each.fit.releases)}; half missed by less than "
                 f"{each.fit.median_error:.0%}"
             )
+            lines += _pace(title, each)
         elif each.why_not:
             reasons.setdefault(each.why_not, []).append(title)
     if lines:
@@ -92,7 +92,7 @@ def _as_public_runs(
             0, f"  As public runs were: fitted to figures of {_kinds(known)}. Eight of ten"
         )
         lines.insert(1, "  lie in the range if no figure of their model is used.")
-        if not found.is_lazy:
+        if not found.is_lazy and not any(each.paces for each in known.values()):
             lines.append("    They ran in lazy mode: in eager mode one took 1.6 times as long.")
     lines += [
         f"  Not as public runs were ({', '.join(names)}): {why}." for why, names in reasons.items()
@@ -102,6 +102,17 @@ def _as_public_runs(
     for title, each in known.items():
         if num_steps and each.low is not None and each.high is not None:
             lines.append(_whole_run(title, each, num_steps, found.num_cards, price))
+    return lines
+
+
+def _pace(title: str, each: AsPublicRuns) -> list[str]:
+    """Returns what a card that was measured changes of the estimate."""
+    lines = []
+    if each.paces:
+        steps = ", ".join(f"{name} {pace:.2f}" for name, pace in each.paces.items())
+        lines.append(f"    {title}: its own steps took so many times as long, as here: {steps}")
+    if each.bounds:
+        lines.append(f"    {title}: as slow as it was measured: {', '.join(each.bounds)}")
     return lines
 
 
@@ -126,10 +137,12 @@ def _whole_run(
 
 def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
     """Returns of which cards memory and speeds were measured, and do not come from the tables."""
+    found = [card for card in cards if card.key in planned.largest]
     return [
-        f"  {card.title}: memory and speeds as {card.measured} says, as far as it has them."
-        for card in cards
-        if card.measured and card.key in planned.largest
+        f"  {card.title}: memory{'' if card.measured.is_simulated else ', speeds and step times'} as "
+        f"{card.measured.path} says, as far as it has them."
+        for card in found
+        if card.measured is not None
     ]
 
 
@@ -210,7 +223,7 @@ def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> st
     best = f"{largest}+" if largest >= LARGEST else str(largest) if largest else "none fits"
     peak = "fits" if fits else "too much"
     times = [_time(each) for each in step_seconds(card, found, counted)]
-    likely = as_public_runs(card.key, counted, found.num_cards)
+    likely = of_card(card, counted, found)
     span = "-"
     if likely.low is not None and likely.high is not None:
         span = f"{_time(likely.low)} to {_time(likely.high)}"

@@ -111,6 +111,9 @@ class Counted:
     """The bytes of these that products of matrices read and write."""
     num_attentions: int = 0
     """Layers of attention in all forwards, those that checkpointing runs again, too."""
+    num_cross_attentions: int = 0
+    """Of these, those whose queries are more or fewer than the keys: of an encoder-decoder, or of
+    a token behind others."""
     num_passes: int = 0
     """How often a product reads the weight that is read most."""
     is_trained: bool = True

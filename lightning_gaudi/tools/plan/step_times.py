@@ -4,16 +4,22 @@ A peak says what a card cannot do. Public runs say what it does: their times are
 rehearsal counts, each times a rate of the card. The rates are fitted by `scripts/step_times`, which
 writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had
 been left out of the fit. Outside of what was fitted there is no estimate, but a reason.
+
+Where a card was measured (`lightning-gaudi verify`), its reference steps say how much longer it takes
+than public runs would, and nothing is faster than what was measured of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning_gaudi.hardware import GAUDIS
-from lightning_gaudi.tools.plan.request import CONVOLUTION, Counted
+from lightning_gaudi.measured_card import MeasuredCard
+from lightning_gaudi.tools.plan.cards import Card
+from lightning_gaudi.tools.plan.request import CONVOLUTION, Counted, Rehearsed
 
 if TYPE_CHECKING:
     from lightning_gaudi.tools.plan.plan import Planned
@@ -23,6 +29,9 @@ _MARGIN = 2.0
 """How many times less or more than in any fitted run a program may count."""
 _MOST_OTHERS = 0.1
 """Of a program's operations, how many may be in another dtype than those of the fitted runs."""
+_MOST_CROSS = 0.25
+"""Of a training's attentions, how many may have queries of another sequence than keys: a decoder
+that looks at an encoder has a third, and a classifier one, which asks for its first token alone."""
 _LEAST_PASSES = 4
 """A program that trains nothing writes texts if it reads its weights more often in a batch."""
 _CARDS_OF_SERVER = 8
@@ -63,6 +72,12 @@ class AsPublicRuns:
     """Seconds of each count; they sum up to the estimate."""
     why_not: str = ""
     fit: Fit | None = None
+    paces: Mapping[str, float] = field(default_factory=dict)
+    """By reference step, how many times as long as in public runs it took on the card that was
+    measured; the estimate has their mean."""
+    bounds: tuple[str, ...] = ()
+    """The parts that take as long as by the speed that was measured, which is less than in public
+    runs."""
 
 
 def counts_of(kind: str, counted: Counted) -> dict[str, float]:
@@ -100,7 +115,12 @@ def extent_of(kind: str, counted: Counted) -> dict[str, float]:
 
 
 def as_public_runs(
-    card: str, counted: Counted, num_cards: int, fits: Mapping[tuple[str, str], Fit] | None = None
+    card: str,
+    counted: Counted,
+    num_cards: int,
+    measured: MeasuredCard | None = None,
+    *,
+    is_lazy: bool = True,
 ) -> AsPublicRuns:
     """Returns what a step would take on a card.
 
@@ -108,32 +128,89 @@ def as_public_runs(
         card: Its key.
         counted: What a rehearsal has counted.
         num_cards: Cards of all nodes that run it together.
-        fits: By kind and card; those of `fitted` by default.
+        measured: What was measured of such a card.
+        is_lazy: Whether it is to run in lazy mode, in which the reference steps are looked at.
     """
-    if fits is None:
-        from lightning_gaudi.tools.plan import fitted
+    from lightning_gaudi.tools.plan import fitted
 
-        fits = fitted.FITS
     if card not in GAUDIS:
         return AsPublicRuns(why_not="it is no Gaudi")
     kind = _kind(counted, num_cards)
-    fit = fits.get((kind, card))
+    fit = fitted.FITS.get((kind, card))
     why_not = _why_not(kind, card, counted, num_cards, fit)
     if why_not or fit is None:
         return AsPublicRuns(kind, why_not=why_not)
     parts = {name: fit.rates[name] * count for name, count in counts_of(kind, counted).items()}
-    seconds = sum(parts.values())
-    return AsPublicRuns(kind, seconds, fit.low * seconds, fit.high * seconds, parts=parts, fit=fit)
+    found = AsPublicRuns(kind, parts=parts, fit=fit)
+    if measured is not None:
+        found = _as_measured(found, counts_of(kind, counted), num_cards, measured, is_lazy=is_lazy)
+    seconds = sum((found.parts or {}).values())
+    return replace(found, seconds=seconds, low=fit.low * seconds, high=fit.high * seconds)
 
 
-def as_public_runs_dict(planned: Planned) -> dict[str, dict[str, Any]]:
+_LINKS = ("reduced", "reduced and gathered")
+
+
+def _as_measured(
+    found: AsPublicRuns,
+    counts: Mapping[str, float],
+    num_cards: int,
+    measured: MeasuredCard,
+    *,
+    is_lazy: bool,
+) -> AsPublicRuns:
+    """Returns an estimate of public runs as it is for a card that was measured.
+
+    What reductions take beside a backward is no time of its own: the plan's least time has it.
+    """
+    speeds = {
+        "operations": measured.flops("bfloat16"),
+        "memory": measured.bandwidth(),
+        "weights": measured.bandwidth(),
+        "reduced and gathered": measured.link_bandwidth(num_cards),
+    }
+    paces = _paces(found.kind, measured, is_lazy=is_lazy)
+    pace = math.prod(paces.values()) ** (1 / len(paces)) if paces else 1.0
+    parts, bounds = {}, []
+    for name, seconds in (found.parts or {}).items():
+        likely = seconds * (1.0 if name in _LINKS else pace)
+        speed = speeds.get(name)
+        least = counts[name] / speed if speed else 0.0
+        parts[name] = max(likely, least)
+        bounds += [name] if least > likely else []
+    return replace(found, parts=parts, paces=paces, bounds=tuple(bounds))
+
+
+def _paces(kind: str, measured: MeasuredCard, *, is_lazy: bool) -> dict[str, float]:
+    """Returns how many times as long as in public runs the reference steps of a kind took."""
+    from lightning_gaudi.tools.plan import fitted
+
+    if kind != TRAINING and not is_lazy:
+        return {}  # texts are written without a graph there, and no public run was
+    seconds = measured.step_seconds("lazy" if is_lazy else "eager")
+    found = {}
+    for name, counted in fitted.REFERENCES.items():
+        likely = as_public_runs(measured.card, counted, 1).seconds
+        if name in seconds and likely and counted.is_trained == (kind == TRAINING):
+            found[name] = seconds[name] / likely
+    return found
+
+
+def of_card(card: Card, counted: Counted, rehearsed: Rehearsed) -> AsPublicRuns:
+    """Returns what a step that was rehearsed would take on a card, as it was measured if it was."""
+    return as_public_runs(
+        card.key, counted, rehearsed.num_cards, card.measured, is_lazy=rehearsed.is_lazy
+    )
+
+
+def as_public_runs_dict(planned: Planned, cards: Sequence[Card]) -> dict[str, dict[str, Any]]:
     """Returns the estimate for each Gaudi that a plan is for, as plain data."""
     if planned.rehearsed is None or planned.counted is None:
         return {}
-    cards = [key for key in planned.largest if key in GAUDIS]
     found = {
-        key: asdict(as_public_runs(key, planned.counted, planned.rehearsed.num_cards))
-        for key in cards
+        card.key: asdict(of_card(card, planned.counted, planned.rehearsed))
+        for card in cards
+        if card.key in planned.largest and card.key in GAUDIS
     }
     for each in found.values():
         each.pop("fit")
@@ -165,6 +242,11 @@ def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | 
         return f"it computes in {name}, and all public runs that were fitted in bfloat16"
     if num_cards > _CARDS_OF_SERVER:
         return f"{num_cards} cards are more than a server, and no settings of such runs are public"
+    if kind == TRAINING and counted.num_cross_attentions > _MOST_CROSS * counted.num_attentions:
+        return (
+            "it attends from one sequence to another, as an encoder-decoder does, and the few "
+            "public runs of such took up to 2.5 times as long as others by these rates"
+        )
     if kind != TRAINING and counted.num_passes < _LEAST_PASSES:
         return "it neither trains nor writes texts"
     if fit is None:

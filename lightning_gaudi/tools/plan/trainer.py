@@ -40,12 +40,20 @@ _SETTINGS = {
 }
 """The arguments of a Trainer that takes a few steps, and leaves nothing behind."""
 
+_MANY_STEPS = 2**20
+"""Of a program that says how many epochs it takes: its warm-up is shorter, whatever it is."""
+_num_steps = _MANY_STEPS
+"""Of the run that the Trainer was made for."""
+
 _run: _TrainerRun | None = None
 """The run that this process rehearses, if it is a fork."""
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
+    global _num_steps
+    steps = given.get("max_steps") or -1
+    _num_steps = steps if steps > 0 else _MANY_STEPS
     request = dry_run.read_request()
     found = {**given, **_SETTINGS, **dry_run.settings(request, given)}
     found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
@@ -152,6 +160,7 @@ class _TrainerRun(Run):
         self.watch = watch
         base = importlib.import_module(f"{family.trainer}.callbacks").Callback
         names = {"watch": watch, "run": self}
+        self._trainer.__class__ = type("Rehearsing", (_Long, type(self._trainer)), {})
         self._trainer.callbacks.insert(0, type("RehearsalCallback", (_Told, base), names)())
         strategy = self._trainer.strategy
         set_up = strategy.setup
@@ -205,6 +214,17 @@ class _TrainerRun(Run):
         # It would bring the whole model to the host, whose memory may be too small.
         self._trainer.strategy.teardown = lambda: None
         raise _Over
+
+
+class _Long:
+    """A Trainer that tells schedules of its program's steps, and not of the few of a rehearsal.
+
+    A warm-up of a hundred steps would have no room in these.
+    """
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        return _num_steps
 
 
 class _Told:

@@ -25,6 +25,7 @@ Tensor Core GPU" and "H100 Tensor Core GPU" architecture papers (caches of 40 an
 
 
 _ATTENTION = re.compile(r"::(_?(safe_)?softmax|_?scaled_dot_product\w*|(fp8_)?sdpa\w*)(\.|$)")
+_BACKWARD = re.compile(r"_(backward|bwd)")
 _CASTS = re.compile(r"::(_to_copy|native_dropout\w*)(\.|$)")
 _CONVOLUTION = re.compile(r"::\w*conv(olution|\dd)")
 
@@ -40,6 +41,7 @@ class _Part(NamedTuple):
     flops_of: Counter[str]
     num_operators: int
     num_attentions: int
+    num_cross_attentions: int
     fused_bytes: int
     product_bytes: int
     reads_of: Counter[int]
@@ -60,6 +62,7 @@ class _Part(NamedTuple):
             self.flops_of - before.flops_of,
             self.num_operators - before.num_operators,
             self.num_attentions - before.num_attentions,
+            self.num_cross_attentions - before.num_cross_attentions,
             self.fused_bytes - before.fused_bytes,
             self.product_bytes - before.product_bytes,
             self.reads_of - before.reads_of,
@@ -101,6 +104,8 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         """The number of calls of operators that compute."""
         self.num_attentions = 0
         """Calls of those that weigh values: a layer of attention has one in its forward."""
+        self.num_cross_attentions = 0
+        """Of these, those with as many queries as one sequence has, and keys as another has."""
         self.fused_bytes = 0
         """The bytes that are read and written, if elementwise operators are fused."""
         self.product_bytes = 0
@@ -162,6 +167,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             self.flops_of.copy(),
             self.num_operators,
             self.num_attentions,
+            self.num_cross_attentions,
             self.fused_bytes,
             self.product_bytes,
             self._reads_of.copy(),
@@ -172,6 +178,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         self.moved_bytes += times * part.moved_bytes
         self.num_operators += times * part.num_operators
         self.num_attentions += times * part.num_attentions
+        self.num_cross_attentions += times * part.num_cross_attentions
         self.fused_bytes += times * part.fused_bytes
         self.product_bytes += times * part.product_bytes
         for name, flops in part.flops_of.items():
@@ -211,7 +218,9 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
     def _note_operator(self, name: str, inputs: Any, flops: int) -> None:
         tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
         self.num_operators += 1
-        self.num_attentions += _ATTENTION.search(name) is not None and "backward" not in name
+        if _ATTENTION.search(name) and not _BACKWARD.search(name):
+            self.num_attentions += 1
+            self.num_cross_attentions += _is_between_sequences(name, tensors)
         if flops:
             dtype = next((each.dtype for each in tensors if each.is_floating_point()), "")
             self.flops_of[str(dtype).removeprefix("torch.")] += flops
@@ -251,6 +260,19 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
         if since >= ON_CHIP_BYTES:
             self.weight_bytes += self._weights[key]
         self._read_at[key] = self.weight_bytes
+
+
+def _is_between_sequences(name: str, tensors: list[Tensor]) -> bool:
+    """Returns whether an attention has queries of another sequence than its keys, by their number.
+
+    Args:
+        name: The operator's.
+        tensors: Its inputs: scores (..., T queries, T keys), or queries and keys (..., T, D).
+    """
+    if tensors[0].dim() < 3:  # classes of samples, or experts of tokens
+        return False
+    rows, second = tensors[0].shape[-2:], tensors[1].shape[-2] if len(tensors) > 1 else 0
+    return bool(rows[0] != (rows[1] if "softmax" in name else second))
 
 
 def _key(tensor: Tensor) -> int:

@@ -154,10 +154,14 @@ def _figures(found: Verification) -> Iterator[str]:
     yield _bandwidths(found, rows.get("operators", []))
     yield _copies(rows.get("copies", []))
     yield _collectives(rows.get("collectives", []))
-    if steps := rows.get("steps"):
-        each = ", ".join(f"{row['step']} {_time(row['seconds'])}" for row in steps)
-        small = " (of small models)" if any(row["is_small"] for row in steps) else ""
-        yield f"a step{small}: {each}"
+    steps = rows.get("steps", [])
+    for mode in dict.fromkeys(row["mode"] for row in steps):
+        of_mode = [row for row in steps if row["mode"] == mode]
+        each = ", ".join(
+            f"{row['step']} {_time(row['seconds'] / row.get('tokens', 1))}" for row in of_mode
+        )
+        small = " (of small models)" if any(row["is_small"] for row in of_mode) else ""
+        yield f"a step{small}, {mode}: {each}"
 
 
 def _matmuls(found: Verification, rows: Sequence[Mapping[str, Any]]) -> str:

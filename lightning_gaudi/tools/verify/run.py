@@ -24,6 +24,7 @@ PARTS = (
     *("collectives", "steps", "faults"),
 )
 """What can be measured, in this order."""
+_IN_BOTH_MODES = ("launches", "compile", "steps")
 _NUM_CARDS = (2, 4, 8)
 _MAX_RESTARTS = 12
 _PATIENCE_S = 120.0
@@ -260,7 +261,7 @@ class _Run:
                 self._add(row)
 
     def _measure_figures(self, part: str) -> None:
-        modes = self._modes if part in ("launches", "compile") else self._modes[:1]
+        modes = self._modes if part in _IN_BOTH_MODES else self._modes[:1]
         for mode in modes:
             for row in self._told(part, mode):
                 self._add(row)

@@ -48,12 +48,14 @@ class Model(pl.LightningModule):
         return loss
 
     def configure_optimizers(self):
+        num_steps = self.trainer.estimated_stepping_batches
+        assert num_steps == 300, f"no warm-up of 100 steps lies within {num_steps}"
         return torch.optim.AdamW(self.parameters())
 
 
 if __name__ == "__main__":
     data = TensorDataset(torch.randn(64, 64), torch.randint(8, (64,)))
-    trainer = pl.Trainer(max_epochs=100, callbacks=[pl.callbacks.ModelCheckpoint("saved")])
+    trainer = pl.Trainer(max_steps=300, callbacks=[pl.callbacks.ModelCheckpoint("saved")])
     trainer.fit(Model(), DataLoader(data, batch_size=16))
     raise SystemExit("it trained on")
 """

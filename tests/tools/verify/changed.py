@@ -107,7 +107,6 @@ def write(
         "rules": [{"key": k, "mode": m, "found": f} for k, (m, f) in rules.items()],
         "memory": memory,
         "faults": [{"key": key, "found": found} for key, found in (faults or {}).items()],
-        **others,
-    }
+    } | others
     path.write_text(json.dumps(values))
     return path

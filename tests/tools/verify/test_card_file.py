@@ -13,7 +13,11 @@ from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.measured_card import VARIABLE, CardFileError
 from lightning_gaudi.simulator import measured
 from lightning_gaudi.tools.command_line import main
+from lightning_gaudi.tools.plan import fitted, report
 from lightning_gaudi.tools.plan.cards import CARDS, as_measured
+from lightning_gaudi.tools.plan.plan import Planned
+from lightning_gaudi.tools.plan.request import Counted, Rehearsed, Request
+from lightning_gaudi.tools.plan.step_times import as_public_runs
 from tests.helpers.forked import fork_python
 from tests.tools.verify import changed
 
@@ -151,12 +155,79 @@ def test_a_plan_takes_memory_and_speeds_of_a_real_card_alone(tmp_path: Path) -> 
     real = measured_card.read(_file(tmp_path, is_simulated=False))
     gaudi2, gaudi3 = as_measured([CARDS["gaudi2"], CARDS["gaudi3"]], real)
     assert gaudi3 == CARDS["gaudi3"]
-    assert (gaudi2.bf16_flops, gaudi2.bandwidth, gaudi2.link_bandwidth) == (4.0e14, 2.0e12, 2.5e11)
+    # Cards send in both directions at once, and what was measured is sent.
+    assert (gaudi2.bf16_flops, gaudi2.bandwidth, gaudi2.link_bandwidth) == (4.0e14, 2.0e12, 5.0e11)
     assert gaudi2.memory_bytes == changed.memory(1)["limit_bytes"]
-    assert gaudi2.measured == str(tmp_path / "card.json")
+    assert gaudi2.measured is real
     [simulated] = as_measured([CARDS["gaudi2"]], measured_card.read(_file(tmp_path)))
     assert simulated.bf16_flops == CARDS["gaudi2"].bf16_flops
     assert simulated.memory_bytes == changed.memory(1)["limit_bytes"]
+
+
+STEP = Counted(
+    flops=10**14,
+    fused_bytes=10**12,
+    product_bytes=4 * 10**11,
+    num_attentions=24,
+    flops_of={"bfloat16": 10**14},
+    collective_bytes={"all_gather": 10**9},
+)
+
+
+def _steps(mode: str, **times: float) -> list[dict[str, Any]]:
+    """Rows of reference steps that took so many times as long as public runs would."""
+    found = []
+    for name, pace in times.items():
+        likely = as_public_runs("gaudi2", fitted.REFERENCES[name.replace("_", "-")], 1).seconds
+        assert likely is not None
+        row = {"step": name.replace("_", "-"), "mode": mode, "is_small": False}
+        found.append({**row, "seconds": pace * likely})
+    return found
+
+
+def test_an_estimate_of_public_runs_has_the_pace_of_the_card(tmp_path: Path) -> None:
+    figures = {"steps": _steps("lazy", BERT_large=2.0, LoRA=4.5, decoding=0.5)}
+    card = measured_card.read(
+        changed.write(tmp_path / "card.json", {}, figures=figures, is_simulated=False)
+    )
+    public = as_public_runs("gaudi2", STEP, 8)
+    own = as_public_runs("gaudi2", STEP, 8, card)
+    assert own.paces == pytest.approx({"BERT-large": 2.0, "LoRA": 4.5})
+    assert own.parts is not None
+    assert public.parts is not None
+    # By their geometric mean; what the links take is not in these steps.
+    for name, times in {"operations": 3.0, "memory": 3.0, "reduced and gathered": 1.0}.items():
+        assert own.parts[name] == pytest.approx(times * public.parts[name])
+    assert own.seconds == pytest.approx(sum(own.parts.values()))
+    assert own.low == pytest.approx(fitted.FITS["training", "gaudi2"].low * (own.seconds or 0))
+    text = fitted.REFERENCES["decoding"]
+    written = as_public_runs("gaudi2", text, 1, card).seconds
+    assert written == pytest.approx(0.5 * (as_public_runs("gaudi2", text, 1).seconds or 0))
+    # They were taken in lazy mode, and say nothing of the other.
+    assert as_public_runs("gaudi2", STEP, 8, card, is_lazy=False) == public
+    [planned] = as_measured([CARDS["gaudi2"]], card)
+    found = Rehearsed(8, 2**30, 0, num_cards=8, is_lazy=True)
+    shown = report.text(Planned(Request(devices=8), "", found, STEP, {"gaudi2": 64}), [planned])
+    assert "Gaudi 2: its own steps took so many times as long, as here: BERT-large 2.00" in shown
+    assert f"speeds and step times as {card.path} says" in shown
+
+
+def test_an_estimate_of_public_runs_is_no_faster_than_the_card(tmp_path: Path) -> None:
+    figures = {
+        "matmuls": [{"dtype": "bfloat16", "flops": 1.0e14}],
+        "collectives": [{"num_cards": 8, "bytes_per_s": 1.0e9}],
+        "operators": [{"operator": "gelu", "bytes_per_s": 1.0e13}],
+    }
+    path = changed.write(tmp_path / "card.json", {}, figures=figures, is_simulated=False)
+    public = as_public_runs("gaudi2", STEP, 8)
+    own = as_public_runs("gaudi2", STEP, 8, measured_card.read(path))
+    assert own.bounds == ("operations", "reduced and gathered")
+    assert public.parts is not None
+    assert own.parts == pytest.approx(
+        {**public.parts, "operations": 1.0, "reduced and gathered": 1.0}
+    )
+    simulated = changed.write(tmp_path / "simulated.json", {}, figures=figures)
+    assert as_public_runs("gaudi2", STEP, 8, measured_card.read(simulated)) == public
 
 
 def test_apply_says_what_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

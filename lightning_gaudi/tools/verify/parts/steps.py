@@ -1,5 +1,6 @@
 """Measures four reference steps: BERT-large and T5-small as they are trained, LoRA, and decoding.
 
+A plan compares their times with those that public runs would have (`tools/plan/step_times.py`).
 The weights are random and nothing is downloaded. A simulated card, which is a CPU, gets models of a
 few thousand weights in their place, and the rows say so.
 """
@@ -7,15 +8,25 @@ few thousand weights in their place, and the rows say so.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from lightning_gaudi._core import vendor
+from lightning_gaudi.inference import TextGenerator
 from lightning_gaudi.tools.verify.parts.context import Context, Tell
 
 Step = Callable[[], object]
+
+
+class Made(NamedTuple):
+    """A reference step that can be taken."""
+
+    step: Step
+    model: torch.nn.Module
+    row: dict[str, int]
+    """How many samples it takes, or tokens it writes."""
 
 
 def measure(context: Context, tell: Tell) -> None:
@@ -23,15 +34,15 @@ def measure(context: Context, tell: Tell) -> None:
     if importlib.util.find_spec("transformers") is None:
         tell({"note": "transformers is not installed: no reference steps"})
         return
-    for name, make in _STEPS.items():
-        step, row = make(context.device, context.is_small)
+    for name, make in STEPS.items():
+        step, _, row = make(context.device, context.is_small)
         seconds = context.seconds(step, at_least_s=0.1 if context.is_small else 2.0)
-        tell(
-            {"row": "steps", "step": name, "is_small": context.is_small, **row, "seconds": seconds}
-        )
+        mode = "lazy" if vendor.is_lazy() else "eager"
+        about = {"row": "steps", "step": name, "mode": mode, "is_small": context.is_small}
+        tell({**about, **row, "seconds": seconds})
 
 
-def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -> Step:
+def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -> Made:
     """Returns a step in bfloat16 by autocast: forward, backward, AdamW."""
     model = model.to(device).train()
     batch = {name: each.to(device) for name, each in batch.items()}
@@ -45,7 +56,7 @@ def _trained(model: Any, batch: dict[str, torch.Tensor], device: torch.device) -
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return step
+    return Made(step, model, {"samples": len(batch["labels"])})
 
 
 def _ids(batch_size: int, length: int, vocabulary: int) -> torch.Tensor:
@@ -53,7 +64,7 @@ def _ids(batch_size: int, length: int, vocabulary: int) -> torch.Tensor:
     return torch.randint(5, vocabulary, (batch_size, length), generator=generator)
 
 
-def _bert(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+def _bert(device: torch.device, is_small: bool) -> Made:
     from transformers import BertConfig, BertForMaskedLM
 
     sizes: dict[str, Any] = (
@@ -68,10 +79,10 @@ def _bert(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
     ids = _ids(batch_size, length, config.vocab_size)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     batch["token_type_ids"] = torch.zeros_like(ids)
-    return _trained(BertForMaskedLM(config), batch, device), {"samples": batch_size}
+    return _trained(BertForMaskedLM(config), batch, device)
 
 
-def _t5(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+def _t5(device: torch.device, is_small: bool) -> Made:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
@@ -80,7 +91,7 @@ def _t5(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
     batch_size, length = (2, 16) if is_small else (16, 512)
     ids = _ids(batch_size, length, config.vocab_size)
     batch = {"input_ids": ids, "labels": ids[:, : length // 4]}
-    return _trained(T5ForConditionalGeneration(config), batch, device), {"samples": batch_size}
+    return _trained(T5ForConditionalGeneration(config), batch, device)
 
 
 class _LowRank(torch.nn.Module):
@@ -110,7 +121,7 @@ def _llama(is_small: bool) -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes))
 
 
-def _lora(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
+def _lora(device: torch.device, is_small: bool) -> Made:
     model = _llama(is_small).to(torch.bfloat16).requires_grad_(False)
     for block in model.model.layers:
         for name in ("q_proj", "v_proj"):
@@ -118,31 +129,28 @@ def _lora(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
             setattr(block.self_attn, name, _LowRank(layer, 8).to(torch.bfloat16))
     batch_size, length = (2, 16) if is_small else (8, 512)
     ids = _ids(batch_size, length, model.config.vocab_size)
-    return _trained(model, {"input_ids": ids, "labels": ids}, device), {"samples": batch_size}
+    return _trained(model, {"input_ids": ids, "labels": ids}, device)
 
 
-def _decoding(device: torch.device, is_small: bool) -> tuple[Step, dict[str, int]]:
-    """A token of each of a few sequences, beside keys and values that are already there."""
-    from transformers import StaticCache
-
+def _decoding(device: torch.device, is_small: bool) -> Made:
+    """A text of 100 tokens behind a short prompt, as public runs write: in lazy mode by a graph."""
     model = _llama(is_small).to(device, torch.bfloat16).eval()
-    batch_size, length = (2, 16) if is_small else (8, 512)
-    cache = StaticCache(config=model.config, max_cache_len=length)
-    ids = _ids(batch_size, 1, model.config.vocab_size).to(device)
-    numbers = itertools.count()
+    # Compiled, it would take minutes: eager mode has its operators one by one.
+    engine: Any = "graph" if vendor.is_lazy() else "none"
+    generator = TextGenerator(model, engine, [8], pad_token_id=0, eos_token_id=[])
+    tokens = 4 if is_small else 100
+    ids = _ids(1, 8, model.config.vocab_size).to(device)
 
-    def step() -> None:
-        if next(numbers) % length == 0:
-            cache.reset()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            model(input_ids=ids, past_key_values=cache, use_cache=True)
+    def step() -> object:
+        return generator(ids, torch.ones_like(ids), tokens, check_prompts=False)
 
-    return step, {"tokens": batch_size}
+    return Made(step, model, {"tokens": tokens})
 
 
-_STEPS: dict[str, Callable[[torch.device, bool], tuple[Step, dict[str, int]]]] = {
+STEPS: dict[str, Callable[[torch.device, bool], Made]] = {
     "BERT-large": _bert,
     "T5-small": _t5,
     "LoRA": _lora,
     "decoding": _decoding,
 }
+"""By name: what makes a step on a device, small or as large as it is for a card."""
