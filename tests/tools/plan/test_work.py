@@ -54,6 +54,35 @@ def test_a_replayed_graph_counts_as_what_it_replays(engine: str) -> None:
     assert weights == 5 * 3 * 4 * 4096 * 4096
 
 
+CROSSING = """
+    import json, sys
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attend
+    from lightning_gaudi import vendor
+    from lightning_gaudi.tools.plan.work import Work
+
+    def heads(length):
+        return torch.empty(2, 4, length, 8, device="hpu", requires_grad=True)
+
+    work = Work()
+    work.start()
+    for queries, keys in ((16, 16), (16, 32), (1, 16)):
+        q, k = heads(queries), heads(keys)
+        found = torch.softmax(q @ k.transpose(-1, -2), dim=-1) @ k
+        found = found + vendor.fused_sdpa().apply(q, k, k, None, 0.0, False)
+        (found + attend(q, k, k)).sum().backward()
+    torch.softmax(torch.empty(8, 3, device="hpu"), dim=-1)  # classes
+    work.stop()
+    print(json.dumps([work.num_attentions, work.num_cross_attentions]))
+"""
+
+
+@pytest.mark.slow
+def test_attention_to_another_sequence_is_counted_and_backward_is_not() -> None:
+    found = json.loads(run_python(CROSSING, env=DRY, timeout=300).stdout)
+    assert found == [10, 6]
+
+
 @pytest.mark.slow
 def test_weights_that_may_stay_on_the_chip_are_brought_once() -> None:
     *_, weights, _ = _count("graph", num_weights=3, num_runs=5, size=512)
