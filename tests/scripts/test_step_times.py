@@ -132,6 +132,7 @@ def test_an_estimate_is_the_sum_of_counts_by_their_rates() -> None:
         ),
         ("gaudi2", replace(TEXT, num_attentions=0), 1, "it has no attention"),
         ("gaudi2", TEXT, 16, "16 cards are more than a server"),
+        ("gaudi2", replace(TEXT, num_cross_attentions=12), 1, "as an encoder-decoder does"),
         ("gaudi2", replace(TEXT, is_trained=False, num_passes=1), 1, "neither trains nor"),
         ("gaudi1", replace(TEXT, is_trained=False, num_passes=99), 8, "no public run of this kind"),
         ("gaudi2", replace(TEXT, fused_bytes=10**14), 1, "operations for each byte"),

@@ -137,13 +137,14 @@ def _whole_run(
 
 def _measured(cards: Sequence[Card], planned: Planned) -> list[str]:
     """Returns of which cards memory and speeds were measured, and do not come from the tables."""
-    found = [card for card in cards if card.key in planned.largest]
-    return [
-        f"  {card.title}: memory{'' if card.measured.is_simulated else ', speeds and step times'} as "
-        f"{card.measured.path} says, as far as it has them."
-        for card in found
-        if card.measured is not None
-    ]
+    lines = []
+    for card in cards:
+        if card.measured is not None and card.key in planned.largest:
+            what = "memory" if card.measured.is_simulated else "memory, speeds and step times"
+            lines.append(
+                f"  {card.title}: {what} as {card.measured.path} says, as far as it has them."
+            )
+    return lines
 
 
 def _kept(cards: Sequence[Card], planned: Planned) -> list[str]:

@@ -5,8 +5,8 @@ rehearsal counts, each times a rate of the card. The rates are fitted by `script
 writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had
 been left out of the fit. Outside of what was fitted there is no estimate, but a reason.
 
-Where a card was measured (`lightning-gaudi verify`), its reference steps say how much longer it takes
-than public runs would, and nothing is faster than what was measured of it.
+Where a card was measured (`lightning-gaudi verify`), its reference steps say how much longer it
+takes than public runs would, and nothing is faster than what was measured of it.
 """
 
 from __future__ import annotations
