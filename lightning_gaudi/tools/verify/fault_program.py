@@ -1,6 +1,8 @@
 """A program that computes on a card, says so, and goes wrong.
 
 python -m lightning_gaudi.tools.verify.fault_program FAULT
+
+It takes its card when its standard input ends, so that its imports go on while others are tried.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class ProgramError(RuntimeError):
 def main() -> None:
     """Runs it to its end."""
     [fault] = sys.argv[1:]
+    sys.stdin.read()
     vendor.package()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

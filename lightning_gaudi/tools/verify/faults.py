@@ -39,6 +39,8 @@ class Fault:
 
 
 _TRAINING = """\
+import sys
+
 import lightning.pytorch as pl
 import torch
 
@@ -57,6 +59,7 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
+sys.stdin.read()
 shown = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
 trainer = pl.Trainer(
     accelerator="hpu", devices=2, max_epochs=1, enable_model_summary=False, **shown
@@ -98,22 +101,30 @@ def measure(
         is_card_free: Says whether a process gets a card.
         tell: Is told which fault is next.
     """
-    for fault in FAULTS:
-        if fault.num_ranks > num_cards:
-            continue
-        tell(fault.title)
-        with _started(fault, mode) as processes:
+    with contextlib.ExitStack() as stack:
+        # All import at the same time. Each takes its card when it is its turn, and leaves it.
+        wanted = [fault for fault in FAULTS if fault.num_ranks <= num_cards]
+        programs = [(fault, stack.enter_context(_started(fault, mode))) for fault in wanted]
+        for fault, processes in programs:
+            tell(fault.title)
             problem = _wait_for_work(processes)
             started = time.monotonic()
             found = "" if problem else _done(fault, processes, limit_s)
             seconds = time.monotonic() - started
-        if problem:
-            yield {"key": fault.key, "problem": f"it has not begun: {problem}"}
-            continue
-        if fault.key == "hang":
-            found = "card free" if is_card_free() else "card not free"
-        row = {"key": fault.key, "expected": fault.expected, "found": found}
-        yield {**row, "seconds": round(seconds, 2)}
+            _end(processes)
+            yield _row(fault, found, problem, seconds, is_card_free)
+
+
+def _row(
+    fault: Fault, found: str, problem: str, seconds: float, is_card_free: Callable[[], bool]
+) -> dict[str, Any]:
+    """Returns what is told of a fault."""
+    if problem:
+        return {"key": fault.key, "problem": f"it has not begun: {problem}"}
+    if fault.key == "hang":
+        found = "card free" if is_card_free() else "card not free"
+    row = {"key": fault.key, "expected": fault.expected, "found": found}
+    return {**row, "seconds": round(seconds, 2)}
 
 
 @contextlib.contextmanager
@@ -127,12 +138,20 @@ def _started(fault: Fault, mode: str) -> Iterator[list[subprocess.Popen[str]]]:
                 processes.append(_start(fault, mode, rank, folder, port))
             yield processes
         finally:
-            for process in processes:
-                end_group(process.pid, 0)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
-                assert process.stdout is not None
-                process.stdout.close()
+            _end(processes)
+
+
+def _end(processes: list[subprocess.Popen[str]]) -> None:
+    """Ends programs with all that they have started; another time it finds none."""
+    while processes:
+        process = processes.pop()
+        end_group(process.pid, 0)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
 
 
 def _free_port() -> int:
@@ -159,7 +178,7 @@ def _start(fault: Fault, mode: str, rank: int, folder: str, port: int) -> subpro
         [sys.executable, *(program if fault.num_ranks == 1 else ["-c", _TRAINING])],
         env=env,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -168,7 +187,11 @@ def _start(fault: Fault, mode: str, rank: int, folder: str, port: int) -> subpro
 
 
 def _wait_for_work(processes: Sequence[subprocess.Popen[str]]) -> str:
-    """Waits until all have computed something; returns why one has not, empty if all have."""
+    """Has all begin, and waits until they compute; returns why one does not, empty if all do."""
+    for process in processes:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen below
+            process.stdin.close()
     deadline = time.monotonic() + _START_S
     for process in processes:
         assert process.stdout is not None

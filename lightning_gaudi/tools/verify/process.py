@@ -46,7 +46,9 @@ class Outcome:
         """What went wrong, in a few words; empty if nothing did."""
         if self.has_hung:
             return "hung, and was ended"
-        killed = next((status for status in self.statuses if status < 0), 0)
+        # When one of several raises, the others are killed here: they would wait for it.
+        own = -signal.SIGKILL if self.said else 0
+        killed = next((status for status in self.statuses if status < 0 and status != own), 0)
         if killed:
             with contextlib.suppress(ValueError):
                 return f"crashed ({signal.Signals(-killed).name})"
@@ -59,7 +61,7 @@ class Outcome:
 
 @dataclass
 class Worker:
-    """A process that runs parts in one mode; it is started when it is first needed.
+    """A process that runs parts in one mode; it is started when it is first needed, or before.
 
     Args:
         mode: "eager" or "lazy".
@@ -72,6 +74,7 @@ class Worker:
     _errors: IO[str] | None = None
     _output: int = -1
     _rest: bytes = b""
+    _is_ready: bool = False
     outcome: Outcome = field(default_factory=Outcome)
     """How the last part ended."""
 
@@ -87,7 +90,8 @@ class Worker:
             limit_s: For how long nothing may be heard of them.
         """
         self.outcome = Outcome()
-        self._start()
+        self.start()
+        self._wait_until_ready()
         assert self._process is not None
         assert self._process.stdin is not None
         wanted = {"part": part, "options": dict(options), "num_ranks": num_ranks}
@@ -117,7 +121,8 @@ class Worker:
         self.outcome.has_hung = True
         _kill(pids)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts the process if it does not run; its imports go on while others do."""
         if self._process is not None and self._process.poll() is None:
             return
         read, write = os.pipe()
@@ -133,9 +138,13 @@ class Worker:
             start_new_session=True,
         )
         os.close(write)
-        self._output, self._rest = read, b""
-        message = self._next(time.monotonic() + _START_S)
-        if message is None:
+        self._output, self._rest, self._is_ready = read, b"", False
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        self._is_ready = self._next(time.monotonic() + _START_S) is not None
+        if not self._is_ready:
             assert self._errors is not None
             self._errors.seek(0)
             said = self._errors.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from lightning_gaudi.measured_card import read
 from lightning_gaudi.simulator.settings import SERVER, SIMULATE
 from lightning_gaudi.tools.verify import run
-from lightning_gaudi.tools.verify.process import Worker
+from lightning_gaudi.tools.verify.process import Outcome, Worker
+from tests.helpers.network import INTERFACE, two_hosts
 from tests.helpers.process import run as run_program
 
 pytestmark = pytest.mark.slow
@@ -42,6 +44,12 @@ def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     }
 
 
+def test_what_a_rank_raised_is_told_and_not_that_the_others_were_killed_for_it() -> None:
+    assert Outcome([-9, 1], said="RuntimeError: rank 1\n").problem == "failed: RuntimeError: rank 1"
+    assert Outcome([-11, 1], said="RuntimeError: rank 1").problem == "crashed (SIGSEGV)"
+    assert Outcome([-9, 0]).problem == "crashed (SIGKILL)"
+
+
 def test_a_machine_without_a_card_says_so() -> None:
     result = run_program(COMMAND, env={SIMULATE: None}, check=False)
     assert result.returncode == 2
@@ -62,6 +70,35 @@ def test_a_card_in_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 run.verify(run.Options())
         finally:
             os.kill(holder.pid, signal.SIGKILL)
+
+
+def test_hccl_is_measured_between_hosts(tmp_path: Path) -> None:
+    """Each has a name, an address and a card of its own; the launcher reaches the other one."""
+    with two_hosts() as hosts:
+        launcher, output = tmp_path / "launch", tmp_path / "card.json"
+        ranks = [
+            f"export RANK={host} GROUP_RANK={host} NODE_RANK={host} {SERVER}={name}; {words}"
+            for host, (name, words) in enumerate(
+                zip(hosts.names, ('"$@"', f'{shlex.join(hosts.command(1))} "$@"'), strict=True)
+            )
+        ]
+        launcher.write_text(
+            "#!/bin/sh\n"
+            "export WORLD_SIZE=2 LOCAL_WORLD_SIZE=1 LOCAL_RANK=0 NNODES=2\n"
+            f"({ranks[1]}) &\n({ranks[0]})\nwait\n"
+        )
+        launcher.chmod(0o755)
+        env = {SIMULATE: "1", "GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": hosts.addresses[0]}
+        command = [*COMMAND, "--quick", "--output", str(output), "--hosts", "--", str(launcher)]
+        result = run_program([*hosts.command(0), *command], env=env)
+        assert "2 cards: all_reduce" in result.stdout
+        found = json.loads(output.read_text())
+        assert (found["hosts"], found["num_cards"]) == (2, 2)
+        rows = found["figures"]["collectives"]
+        assert {row["collective"] for row in rows} == {
+            "all_reduce", "all_gather", "reduce_scatter",
+        }  # fmt: skip
+        assert all(row["num_hosts"] == 2 and row["bytes_per_s"] > 0 for row in rows)
 
 
 def test_hccl_is_measured_on_what_a_launcher_starts(tmp_path: Path) -> None:
