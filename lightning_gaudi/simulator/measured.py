@@ -68,14 +68,23 @@ def load(card: str, release: str) -> MeasuredCard | None:
         return of_repository(card, release)
     check(found)
     check_card(found, card)
-    if minor(found.release) != minor(release):
+    check_release(found, release)
+    return found
+
+
+def check_release(measured: MeasuredCard, release: str) -> None:
+    """Checks that a file is of a release, in its minor number.
+
+    Raises:
+        CardFileError: It was measured with another one.
+    """
+    if minor(measured.release) != minor(release):
         raise CardFileError(
-            f"{found.path} was measured with release {found.release} of the Gaudi software, and "
-            f"{minor(release)} is simulated. Simulate that one "
-            f"(LIGHTNING_GAUDI_SIMULATE_RELEASE={minor(found.release)}) if it can be, or unset "
+            f"{measured.path} was measured with release {measured.release} of the Gaudi software, "
+            f"and {minor(release)} is simulated. Simulate that one "
+            f"(LIGHTNING_GAUDI_SIMULATE_RELEASE={minor(measured.release)}) if it can be, or unset "
             f"{VARIABLE}."
         )
-    return found
 
 
 def check_card(measured: MeasuredCard, card: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_gaudi.simulator.settings import MAX_CARDS
+from lightning_gaudi.simulator.settings import MAX_CARDS, SimulatorError, read_release
 from lightning_gaudi.tools.command_line.catalog import UsageError, local_file
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
 from lightning_gaudi.tools.command_line.simulate import prepare
@@ -152,11 +152,12 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if not command:
         options.error(f"no command; write it after --, as in: {_EXAMPLE}")
     try:
-        of_card = from_environment()
+        of_card, release = from_environment(), read_release().software
         if of_card is not None:
             measured.check(of_card)
+            measured.check_release(of_card, release)
         cards = with_kept(as_measured(find_cards(options.cards), of_card), options.keep_free)
-    except ValueError as error:
+    except (ValueError, SimulatorError) as error:
         raise UsageError(str(error)) from error
     if (status := prepare("`lightning-gaudi plan`")) is not None:
         return status

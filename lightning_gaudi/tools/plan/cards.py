@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lightning_gaudi.hardware import GAUDIS, Gaudi
-from lightning_gaudi.measured_card import MeasuredCard
+from lightning_gaudi.measured_card import VARIABLE, CardFileError, MeasuredCard
 from lightning_gaudi.simulator.settings import MAX_CARDS
 
 _GIB = 2**30
@@ -84,9 +84,17 @@ def as_measured(cards: Sequence[Card], measured: MeasuredCard | None) -> list[Ca
     Args:
         cards: The cards.
         measured: What `lightning-gaudi verify` has found; None for nothing.
+
+    Raises:
+        CardFileError: It was measured on none of them.
     """
     if measured is None:
         return [*cards]
+    if all(each.key != measured.card for each in cards):
+        raise CardFileError(
+            f"{measured.path} was measured on a {GAUDIS[measured.card].title}, for which this is "
+            f"no plan. Plan for it, too (--cards {measured.card}), or unset {VARIABLE}."
+        )
     return [_measured(each, measured) if each.key == measured.card else each for each in cards]
 
 

@@ -12,6 +12,7 @@ from lightning_gaudi import measured_card
 from lightning_gaudi.hardware import GAUDIS
 from lightning_gaudi.measured_card import VARIABLE, CardFileError
 from lightning_gaudi.simulator import measured
+from lightning_gaudi.simulator.settings import RELEASE
 from lightning_gaudi.tools.command_line import main
 from lightning_gaudi.tools.plan import fitted, report
 from lightning_gaudi.tools.plan.cards import CARDS, as_measured
@@ -228,6 +229,27 @@ def test_an_estimate_of_public_runs_is_no_faster_than_the_card(tmp_path: Path) -
     )
     simulated = changed.write(tmp_path / "simulated.json", {}, figures=figures)
     assert as_public_runs("gaudi2", STEP, 8, measured_card.read(simulated)) == public
+
+
+@pytest.mark.parametrize(
+    ("cards", "release", "message"),
+    [
+        ("gaudi3", "1.24", "on a Gaudi 2, for which this is no plan. Plan for it, too (--cards"),
+        ("gaudi2", "1.22", "was measured with release 1.24.1 of the Gaudi software, and 1.22 is"),
+    ],
+)
+def test_a_plan_does_not_leave_a_file_out_in_silence(
+    cards: str,
+    release: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(_file(tmp_path)))
+    monkeypatch.setenv(RELEASE, release)
+    assert main(["plan", "--cards", cards, "--", "python", "train.py"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_apply_says_what_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
