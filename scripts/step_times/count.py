@@ -155,6 +155,8 @@ def count(row: Row) -> dict[str, int]:
     }
 
 
+_DTYPES = {"fp32": "float32", "fp8": "float8_e4m3fn"}
+"""Of most products, by the precision of a run; of others it is bfloat16."""
 REFERENCES = ("BERT-large", "LoRA", "decoding")
 """Steps of `lightning-gaudi verify` that are of a kind of which there are figures."""
 REFERENCE_COUNTS = (
@@ -219,12 +221,12 @@ def sent_bytes(row: Row, trained: int, weights: int) -> int:
         return 0
     if strategy == "ddp":
         return int(2 * share * trained * size)
-    if strategy == "zero1":  # scattered, and gathered again when stepped
-        return int(2 * share * trained * 2)
-    if strategy == "zero2":  # its file of settings has `reduce_scatter: false`: all is reduced
-        return int(3 * share * trained * 2)
-    # Gathered for the forward and the backward of each micro-batch, reduced once in each.
     micro = int(row["accumulation"])
+    if strategy in ("zero1", "zero2"):
+        # DeepSpeed reduces whole buckets, on every rank, and gathers what was stepped. Where
+        # gradients are in parts, too, it reduces them behind each micro-batch.
+        return int((2 * (micro if strategy == "zero2" else 1) + 1) * share * trained * 2)
+    # Gathered for the forward and the backward of each micro-batch, scattered once in each.
     return int(share * 2 * micro * (2 * weights + trained))
 
 
@@ -366,7 +368,7 @@ def count_training(row: Row, counts: Row) -> Counted:
         num_operators=int(counts["num_operators"]),
         num_attentions=int(counts["num_attentions"]),
         num_passes=int(counts["num_passes"]),
-        flops_of={"float32" if row["precision"] == "fp32" else "bfloat16": flops},
+        flops_of={_DTYPES.get(row["precision"], "bfloat16"): flops},
     )
 
 

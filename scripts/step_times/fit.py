@@ -33,7 +33,7 @@ from lightning_gaudi.tools.plan.step_times import (
     counts_of,
     extent_of,
 )
-from scripts.step_times import count
+from scripts.step_times import count, registries
 from scripts.step_times.models import DECODERS
 from scripts.step_times.rule import Row, read, why_no_decoding, why_no_training
 
@@ -326,12 +326,43 @@ def tables(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> list[
         "|" + "---|" * 12,
         *(_decoding(each) for each in figures if each.kind != TRAINING),
         "",
+        "### The recipes' published runs",
+        "",
+        *_registries(),
+        "",
         "### The same run with two releases",
         "",
         "| run | on | batch | release | samples/s | release | samples/s | change |",
         "|" + "---|" * 8,
         *(_older(row) for row in read("older")),
     ]
+
+
+def _registries() -> list[str]:
+    """Returns what a plan says beside each figure of the recipes' runs; bold if it is not in it."""
+    lines = [
+        "| recipe | run | on | published | as public runs were | why not |",
+        "|" + "---|" * 6,
+    ]
+    are_in_range: list[bool] = []
+    for (recipe, name), run in registries.runs().items():
+        for each, _ in registries.figures_of(run):
+            span = "-"
+            if each.likely is not None:
+                low, high = each.likely
+                are_in_range.append(low <= each.figure.value <= high)
+                span = f"{low:.4g} to {high:.4g}"
+                span = span if are_in_range[-1] else f"**{span}**"
+            lines.append(
+                f"| {recipe} | {name} | {GAUDIS[each.card].title} | {each.figure.name} "
+                f"{each.figure.value:g} | {span} | {each.why_not_likely} |"
+            )
+    said = (
+        f"What a plan of each says beside the figures that a step gives. {sum(are_in_range)} of "
+        f"{len(are_in_range)} lie in their range. These runs\nwere chosen by no rule: many are of "
+        "2022 and 2023, or of rows of many lengths, of which a plan has the longest."
+    )
+    return [said, "", *lines]
 
 
 def _errors(figures: Sequence[Figure]) -> list[str]:

@@ -110,8 +110,16 @@ MODELS: dict[str, _Settings] = {
     "llama-2-13b": _llama("Llama", 5120, 40, 40, 40, 13824, 32000),
     "llama-2-70b": _LLAMA_70B,
     "llama-3.1-8b": _LLAMA_3_8B,
+    "llama-3.1-70b": _llama("Llama", 8192, 80, 64, 8, 28672, 128256),
+    "llama-3.2-1b": _llama(
+        "Llama", 2048, 16, 32, 8, 8192, 128256, head_dim=64, tie_word_embeddings=True
+    ),
     "mistral-7b": _llama("Mistral", 4096, 32, 32, 8, 14336, 32000),
+    "mixtral-8x7b": _llama(
+        "Mixtral", 4096, 32, 32, 8, 14336, 32000, num_local_experts=8, num_experts_per_tok=2
+    ),
     "qwen2-7b": _llama("Qwen2", 3584, 28, 28, 4, 18944, 152064),
+    "qwen2-72b": _llama("Qwen2", 8192, 80, 64, 8, 29568, 152064),
     "qwen3-8b": _llama("Qwen3", 4096, 36, 32, 8, 12288, 151936, head_dim=128),
     "falcon-40b": (
         "Falcon",

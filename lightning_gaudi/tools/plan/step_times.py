@@ -29,6 +29,8 @@ _MARGIN = 2.0
 """How many times less or more than in any fitted run a program may count."""
 _MOST_OTHERS = 0.1
 """Of a program's operations, how many may be in another dtype than those of the fitted runs."""
+_FITTED_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+"""By what DDP, ZeRO and texts that several cards write send."""
 _MOST_CROSS = 0.25
 """Of a training's attentions, how many may have queries of another sequence than keys: a decoder
 that looks at an encoder has a third, and a classifier one, which asks for its first token alone."""
@@ -242,10 +244,14 @@ def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | 
         return f"it computes in {name}, and all public runs that were fitted in bfloat16"
     if num_cards > _CARDS_OF_SERVER:
         return f"{num_cards} cards are more than a server, and no settings of such runs are public"
+    sent = sum(counted.collective_bytes.values())
+    for name, num_bytes in counted.collective_bytes.items():
+        if name not in _FITTED_COLLECTIVES and num_bytes > _MOST_OTHERS * sent:
+            return f"it sends by {name}, and no public run that was fitted does"
     if kind == TRAINING and counted.num_cross_attentions > _MOST_CROSS * counted.num_attentions:
         return (
-            "it attends from one sequence to another, as an encoder-decoder does, and the few "
-            "public runs of such took up to 2.5 times as long as others by these rates"
+            "it attends from one sequence to another, as an encoder-decoder does, and public runs "
+            "of one such model alone are known in bfloat16"
         )
     if kind != TRAINING and counted.num_passes < _LEAST_PASSES:
         return "it neither trains nor writes texts"
