@@ -1,7 +1,8 @@
 """What is known of each published run of the recipes: its counts, and the range beside its figures.
 
 Runs are rehearsed (`rehearse`, rehearsed.jsonl) where their programs do what `count` does not:
-experts, pairs of answers, weights in four bits, products in float8, sequences in parts, pictures.
+experts, pairs of answers, weights in four bits, products in float8, FSDP, sequences in parts,
+pictures.
 Of the others counts.csv has the step, and decoders.csv the model.
 """
 

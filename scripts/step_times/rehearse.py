@@ -66,15 +66,14 @@ def rehearse(recipe: str, run: Run, folder: Path) -> Iterator[dict[str, Any]]:
     path = RECIPES / recipe / "published" / f"{run.name}.yaml"
     config = yaml.safe_load(path.read_text())
     command += ["--config", str(path), *_overrides(recipe, run, config, folder)]
-    lazy = str(config.get("environment", {}).get("PT_HPU_LAZY_MODE", 0))
     for cards in (("gaudi1",), ("gaudi2", "gaudi3")):
         if {PUBLISHED[card] for card in cards}.isdisjoint(run.hardware):
             continue
         result = folder / cards[0]
         request = Request(devices=run.num_cards, result=str(result))
-        env = os.environ | request.environment(folder / "request") | {
+        env = os.environ | _environment(config, path) | request.environment(folder / "request") | {
             SIMULATE: str(MAX_CARDS), DRY: "1", RULES: "off", CARD: cards[0],
-            "LIGHTNING_GAUDI_RELIABILITY": "off", "PT_HPU_LAZY_MODE": lazy,
+            "LIGHTNING_GAUDI_RELIABILITY": "off",
             "PYTHONPATH": f"{path_with_stand_in()}{os.pathsep}{RECIPES.parent}",
         }  # fmt: skip
         ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -83,6 +82,15 @@ def rehearse(recipe: str, run: Run, folder: Path) -> Iterator[dict[str, Any]]:
             raise SystemExit(f"{recipe}/{run.name} cannot be rehearsed: {ended.stderr[-3000:]}")
         about = {"on": cards, "num_cards": run.num_cards, "batch_size": run.batch_size}
         yield about | {"counted": found["counted"]}
+
+
+def _environment(config: Any, path: Path) -> dict[str, str]:
+    """Returns what a run sets before torch is imported, its files in full."""
+    found = {"PT_HPU_LAZY_MODE": "0"}
+    for name, value in config.get("environment", {}).items():
+        is_file = name.startswith("PT_HPU_AUTOCAST_")
+        found[name] = str(path.with_name(value)) if is_file else str(value)
+    return found
 
 
 def _overrides(recipe: str, run: Run, config: Any, folder: Path) -> list[str]:
