@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lightning_gaudi.data.sampler import (
         BucketBatch as BucketBatch,
         BucketBatchSampler as BucketBatchSampler,
+        TooFewSamplesError as TooFewSamplesError,
     )
     from lightning_gaudi.data.shape_report import ShapeReport as ShapeReport, describe as describe
 else:
@@ -52,6 +53,7 @@ else:
             "BucketDataLoader": ".loader",
             "PackDataset": ".packing",
             "ShapeReport": ".shape_report",
+            "TooFewSamplesError": ".sampler",
             "block_diagonal_mask": ".packing",
             "cache_folder": "lightning_gaudi._core.cache",
             "describe": ".shape_report",

@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 from lightning_gaudi.data.buckets import IntArray, Lengths, bucket_of_each, check_positive
 from lightning_gaudi.data.large_order import BucketIndex, LargeOrder
 
-__all__ = ["BucketBatch", "BucketBatchSampler"]
+__all__ = ["BucketBatch", "BucketBatchSampler", "TooFewSamplesError"]
 
 PLANNED_SAMPLES = 2**16
 """The most samples whose epoch is planned at its start, in milliseconds.
@@ -42,6 +42,19 @@ class BucketBatch(list[int]):
     ) -> None:
         super().__init__(indices)
         self.length, self.size, self.filler, self.epoch = length, size, filler, epoch
+
+
+class TooFewSamplesError(ValueError):
+    """There are not enough samples for one batch on each rank, or for all batches of a step.
+
+    Args:
+        what: What is wrong, and what was given.
+        remedy: What to do; who has other names for these settings says it in them.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what} {remedy}")
+        self.what = what
 
 
 class BucketBatchSampler(DistributedSampler[BucketBatch]):
@@ -266,11 +279,12 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
     def _check_size(self, num_ranks: int) -> None:
         per_step = self.batch_size * num_ranks * self.multiple_of
         if not self.fills_last and self.num_items < per_step:
-            raise ValueError(
-                f"The data have {self.num_items} sample(s), but one batch on each rank "
-                f"takes {per_step} (batch_size={self.batch_size} on {num_ranks} rank(s)"
-                f"{f', times multiple_of={self.multiple_of}' if self.multiple_of > 1 else ''}). "
-                "Use more data, a smaller batch or fewer ranks, or drop_last=False."
+            each = f", {self.multiple_of} of each" if self.multiple_of > 1 else ""
+            raise TooFewSamplesError(
+                f"The data have {self.num_items:,} sample(s), but a step takes {per_step:,} "
+                f"(batches of {self.batch_size} on {num_ranks} rank(s){each}).",
+                "Use more data, a smaller batch, fewer ranks or fewer batches a step (multiple_of, "
+                "accumulate_grad_batches), or drop_last=False.",
             )
 
 

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_gaudi.callbacks import OnExitCheckpoint
+from lightning_gaudi.data import TooFewSamplesError
 from lightning_gaudi.untrusted import shown_command
 from recipes.common.comparison import PublishedComparison
 from recipes.common.errors import UserError, line_of
@@ -123,6 +124,11 @@ class RecipeCLI(LightningCLI):
             raise UserError(str(error)) from error
         except UserError as error:
             raise UserError(line_of(error)) from error
+        except TooFewSamplesError as error:
+            raise UserError(
+                f"{error.what} Use more rows, or set a smaller data.batch_size, "
+                "trainer.accumulate_grad_batches or trainer.devices."
+            ) from error
         except SystemExit as error:
             self._exit_as_told()
             if isinstance(error.__context__, KeyboardInterrupt):  # before the first step

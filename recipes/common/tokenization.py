@@ -206,6 +206,33 @@ def published_tokenizer(name: str, tokenizer: str | None) -> str:
     return tokenizer
 
 
+def check_vocabulary(tokenizer: str, num_tokens: int, model: str, num_rows: int) -> None:
+    """Refuses a tokenizer that has more tokens than its model has embeddings.
+
+    Args:
+        tokenizer: its name or folder.
+        num_tokens: of the tokenizer.
+        model: name or folder of the model.
+        num_rows: embeddings of the model.
+
+    Raises:
+        UserError: saying where a tokenizer that fits is, or how the model's is made to fit.
+    """
+    if num_tokens <= num_rows:
+        return
+    remedy = f"Set data.tokenizer={model}."
+    if tokenizer == model:
+        remedy = (
+            "Tokens were added to the tokenizer and not to the model. Give it their embeddings: "
+            f"model.resize_token_embeddings({num_tokens}), then model.save_pretrained; or take the "
+            "tokenizer as it was."
+        )
+    raise UserError(
+        f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={model} has "
+        f"embeddings for {num_rows}. {remedy}"
+    )
+
+
 def tokenizer_from_state(state: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of `tokenizer_state`.
 

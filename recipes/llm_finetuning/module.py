@@ -34,7 +34,7 @@ from recipes.common.folders import place_of, prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
-from recipes.common.tokenization import load_tokenizer, published_tokenizer
+from recipes.common.tokenization import check_vocabulary, load_tokenizer, published_tokenizer
 from recipes.common.training import SPLITS, RecipeModule, enable_checkpointing
 from recipes.common.writing import Writer, WritingSettings, continuation
 from recipes.llm_finetuning.adapters import (
@@ -682,11 +682,7 @@ class LlmFinetuning(RecipeModule):
             ) from error
         num_tokens = len(load_tokenizer(tokenizer, ("eos_token",), "language models"))
         num_rows = model.get_input_embeddings().num_embeddings
-        if num_tokens > num_rows:
-            raise UserError(
-                f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
-                f"embeddings for {num_rows}. Set data.tokenizer={name}."
-            )
+        check_vocabulary(tokenizer, num_tokens, name, num_rows)
         if self._has_adapters:
             with torch.device("meta"):
                 self._add_lora(model)

@@ -23,7 +23,7 @@ from recipes.common.errors import UserError
 from recipes.common.folders import place_of, prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
-from recipes.common.tokenization import load_tokenizer, published_tokenizer
+from recipes.common.tokenization import check_vocabulary, load_tokenizer, published_tokenizer
 from recipes.common.training import SPLITS, RecipeModule
 from recipes.common.writing import Writer, WritingSettings, continuation
 from recipes.text_generation import pretrained
@@ -302,11 +302,7 @@ class TextGeneration(RecipeModule):
         tokenizer = published_tokenizer(name, settings["tokenizer"])
         model = pretrained.make_on_meta(name, self._writing_dtype, settings["attention"])
         num_tokens = len(load_tokenizer(tokenizer, ("eos_token",), "text generation"))
-        if num_tokens > model.config.vocab_size:
-            raise UserError(
-                f"data.tokenizer={tokenizer} has {num_tokens} tokens, but model.name={name} has "
-                f"embeddings for {model.config.vocab_size}. Set data.tokenizer={name}."
-            )
+        check_vocabulary(tokenizer, num_tokens, name, model.config.vocab_size)
         return model
 
     def _from_nothing(self) -> BloomForCausalLM:

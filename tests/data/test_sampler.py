@@ -171,7 +171,7 @@ def test_states_can_be_saved_safely(tmp_path):
 
 
 def test_too_few_samples_for_a_batch_on_each_rank_are_refused():
-    message = r"7 sample\(s\), but one batch on each rank takes 8 \(batch_size=4 on 2 rank\(s\)\)"
+    message = r"7 sample\(s\), but a step takes 8 \(batches of 4 on 2 rank\(s\)\)\. Use more data"
     with pytest.raises(ValueError, match=message):
         _sampler([5] * 7, num_ranks=2, rank=0)
 

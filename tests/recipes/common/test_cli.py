@@ -38,6 +38,16 @@ def test_a_missing_checkpoint_is_one_line_before_anything_is_made(subcommand, ca
     assert error.startswith(f"{PROGRAM}: error: --ckpt_path no/such.ckpt does not exist")
 
 
+@pytest.mark.slow
+def test_too_few_rows_for_a_step_are_told_in_the_names_of_settings(tmp_path, capsys):
+    folder = f"--trainer.default_root_dir={tmp_path}"
+    few = ("--data.batch_size=9000", "--trainer.accumulate_grad_batches=8")
+    error = _error(capsys, "fit", *CONFIG, "--trainer.accelerator=cpu", folder, *few)
+    expected = r"The data have [\d,]+ sample\(s\), but a step takes 72,000 \(batches of 9000 on 1 "
+    expected += r"rank\(s\), 8 of each\)\. Use more rows, or set a smaller data\.batch_size"
+    assert re.search(expected, error)
+
+
 def test_variables_that_nobody_has_set_are_refused(monkeypatch):
     """As those of a file that the program cannot see before torch is imported."""
     monkeypatch.delenv("PT_HPU_RECIPE_CACHE_CONFIG", raising=False)

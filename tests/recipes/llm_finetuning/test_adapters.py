@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,8 +196,12 @@ def test_a_vocabulary_that_grew_without_the_embedding_is_refused(base: str, tmp_
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.add_tokens([f"<extra_{number}>" for number in range(8)])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"328 tokens, but model\.name=.* embeddings for 320"):
+    message = r"328 tokens, but model\.name=.* embeddings for 320\. "
+    with pytest.raises(UserError, match=f"{message}Set data.tokenizer={base}"):
         LlmFinetuning(name=base, tokenizer=str(tmp_path))
+    shutil.copytree(base, tmp_path, ignore=shutil.ignore_patterns("token*"), dirs_exist_ok=True)
+    with pytest.raises(UserError, match=rf"{message}Tokens were added .*_embeddings\(328\)"):
+        LlmFinetuning(name=str(tmp_path), tokenizer=str(tmp_path))
 
 
 def test_frozen_weights_alone_may_be_bf16(
