@@ -15,8 +15,10 @@ from recipes.common.tables import columns_of
 
 Objective = Literal["sft", "dpo", "pretrain"]
 ROLES = ("system", "user", "assistant")
-MESSAGES = Fields(texts=(), others=("messages",))
+MESSAGES = Fields(texts=(), others=("messages",), published=({"messages": "conversations"},))
 """The layout of chat data: a list of {"role": ..., "content": ...} in each row."""
+_SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}
+"""Roles of the messages {"from": ..., "value": ...} that ShareGPT and what stems from it have."""
 PAIRS = Fields(
     texts=("prompt", "completion"),
     optional=("input", "system"),
@@ -111,7 +113,8 @@ def open_conversations(
 def _layout(table: Table, columns: Mapping[str, str]) -> Fields:
     first = table.sources[0]
     found = columns_of(first) if isinstance(first, Path) else first[1].column_names
-    return MESSAGES if columns.get("messages", "messages") in found else PAIRS
+    is_chat = columns.get("messages", "messages") in found or "conversations" in found
+    return MESSAGES if is_chat else PAIRS
 
 
 def read_documents(table: Table) -> Iterator[str]:
@@ -235,8 +238,10 @@ def _list(row: Row) -> list[Any]:
 
 
 def _message(row: Row, number: int, value: Any) -> Message:
-    role = value.get("role") if isinstance(value, dict) else None
-    content = value.get("content") if isinstance(value, dict) else None
+    given = value if isinstance(value, dict) else {}
+    role, content = given.get("role"), given.get("content")
+    if role is None and content is None and "from" in given:
+        role, content = _SHAREGPT.get(given["from"], given["from"]), given.get("value")
     if role not in ROLES or not isinstance(content, str):
         given = f"role {role!r}" if role not in ROLES else f"content {content!r:.40}"
         raise UserError(

@@ -61,6 +61,15 @@ def test_rows_of_known_layouts_are_read(row: object, expected: object, tmp_path:
     assert found.messages == expected
 
 
+def test_conversations_may_be_those_of_sharegpt(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}]
+    [found] = _read(_write(tmp_path / "train.jsonl", {"conversations": turns}))
+    assert found.messages == PAIR
+    turns[0]["from"] = "function_call"
+    with pytest.raises(UserError, match=r"message 1 has role 'function_call'"):
+        _read(_write(tmp_path / "train.jsonl", {"conversations": turns}))
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
