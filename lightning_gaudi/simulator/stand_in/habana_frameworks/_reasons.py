@@ -63,7 +63,10 @@ _REASONS = {
     "utils.visualization": "It draws graphs of the vendor's compiler.",
 }
 _BEGINNINGS = {
-    "utils.experimental._set_": _FP8,
+    "utils.experimental._set_scale_attributes": (
+        "It has graphs take other scales of fp8 without being compiled again, and the simulated "
+        "HPU's take them anyway."
+    ),
     "utils.experimental.detect_recompilation.": "It is how the vendor's builds its report.",
     "utils.debug._dump_": _RECIPES,
     "utils.debug._memstat_": _MEMORY_LOG,

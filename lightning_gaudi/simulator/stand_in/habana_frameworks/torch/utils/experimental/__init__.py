@@ -19,6 +19,8 @@ __all__ = [
     "synDeviceType",
 ]
 
+_is_dynamic_quantization = False
+
 
 def _is_available() -> bool:
     """Returns whether there is a card."""
@@ -54,8 +56,18 @@ def _is_optim_state_initialized() -> bool:
 
 
 def _get_is_dynamic_quantization() -> bool:
-    """Returns whether scales of fp8 are computed while a graph runs: there are none."""
-    return False
+    """Returns what `_set_is_dynamic_quantization` set; False before."""
+    return _is_dynamic_quantization
+
+
+def _set_is_dynamic_quantization(is_dynamic_quantization: bool) -> None:
+    """Says whether scales of fp8 are computed while a graph runs, which a compiler has to know.
+
+    Here it changes nothing: the scales that are computed so come from an operator
+    (`hpu::calculate_scale_for_cast`), which refuses.
+    """
+    global _is_dynamic_quantization
+    _is_dynamic_quantization = bool(is_dynamic_quantization)
 
 
 def _get_scale_attribute_hash_id() -> int:
