@@ -83,7 +83,7 @@ def encode_prompts(
         place: where they are from, in messages.
         num_tokens: cut longer ones to so many; None cuts none.
         longest: tokens that the largest bucket holds.
-        has_special_tokens: a chat template has written them already.
+        has_special_tokens: a chat template has written them already; to cut them would spoil it.
 
     Raises:
         UserError: for prompts that do not fit, and those without a token.
@@ -100,10 +100,11 @@ def encode_prompts(
         if not cut:
             raise UserError(f"{place}: prompt {number} of {len(texts)} has no token: {text!r:.60}.")
         if len(cut) > longest:
+            or_cut = f", or cut prompts with data.prompt_tokens={longest}"
             raise UserError(
                 f"{place}: prompt {number} of {len(texts)} has {len(cut)} tokens, but the largest "
-                f"bucket holds {longest}: {text!r:.60}. Add a larger one to data.prompt_buckets, "
-                f"or cut prompts with data.prompt_tokens={longest}."
+                f"bucket holds {longest}: {text!r:.60}. Add a larger one to data.prompt_buckets"
+                f"{'' if has_special_tokens else or_cut}."
             )
         is_cut = len(cut) < len(tokens)
         prompts.append(Prompt(tokenizer.decode(cut) if is_cut else text, list(cut)))

@@ -113,8 +113,12 @@ class Writer:
         self._written: list[tuple[list[int], Tensor]] = []
         self._num_tokens = 0
 
-    def check(self, prompts: Sequence[Prompt]) -> None:
+    def check(self, prompts: Sequence[Prompt], *, can_cut: bool = True) -> None:
         """Refuses prompts that with what follows have more tokens than the model has positions.
+
+        Args:
+            prompts: all of them.
+            can_cut: whether a setting cuts them.
 
         Raises:
             UserError: naming the first of them.
@@ -123,11 +127,12 @@ class Writer:
         limit = getattr(config.get_text_config(), "max_position_embeddings", None)
         for number, prompt in enumerate(prompts, 1):
             if limit is not None and len(prompt.tokens) + wanted - 1 > limit:
+                cut = f"Cut prompts with data.prompt_tokens={limit - wanted}" if can_cut else ""
                 raise UserError(
                     f"Prompt {number} of {len(prompts)} has {len(prompt.tokens)} tokens and "
                     f"model.max_new_tokens is {wanted}, but the model has {limit} positions: "
-                    f"{prompt.text!r:.60}. Cut prompts with data.prompt_tokens={limit - wanted} or "
-                    "set model.max_new_tokens to fewer."
+                    f"{prompt.text!r:.60}. {cut or 'Ask for less'} or set model.max_new_tokens to "
+                    "fewer."
                 )
 
     def write(self, batch: Mapping[str, Any]) -> None:

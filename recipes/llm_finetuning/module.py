@@ -60,6 +60,7 @@ from recipes.llm_finetuning.quantization import (
     check_quantization,
     four_bit_options,
     keep_gradients,
+    refuse_fp8,
     refuse_shards,
 )
 from recipes.llm_finetuning.sharding import ULYSSES, shard, takes_from_first
@@ -261,6 +262,7 @@ class LlmFinetuning(RecipeModule):
             )
         if self.hparams["method"] == "qlora":
             refuse_shards(self.trainer.strategy)
+            refuse_fp8(self.trainer.precision_plugin)
         is_dpo = self.data_of(LlmData, "rows").hparams["objective"] == "dpo"
         if is_dpo and not self._has_adapters:
             raise UserError(
@@ -443,7 +445,7 @@ class LlmFinetuning(RecipeModule):
             merge(self.model)
         buckets = data.hparams["prompt_buckets"]
         self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
-        self._writer.check(data.read_prompts())
+        self._writer.check(data.read_prompts(), can_cut=False)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """Returns the numbers of the prompts; the answers are written at the end."""

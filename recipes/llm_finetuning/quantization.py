@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins import Precision
 from lightning.pytorch.strategies import (
     DeepSpeedStrategy,
     FSDPStrategy,
@@ -113,4 +114,18 @@ def refuse_shards(strategy: Strategy) -> None:
             f"trainer.strategy is {type(strategy).__name__}, and model.method=qlora keeps all "
             "quantized weights on each card. Leave trainer.strategy out, or set it to hpu_ddp; to "
             "cut weights up, set model.method=lora."
+        )
+
+
+def refuse_fp8(precision: Precision) -> None:
+    """Refuses to multiply weights in four bits in fp8, which nobody does.
+
+    Raises:
+        UserError: the precision is fp8.
+    """
+    if getattr(precision, "computes_in_fp8", False):
+        raise UserError(
+            "model.method=qlora keeps the weights of linear layers in four bits, and "
+            "trainer.precision=fp8 multiplies others. Set trainer.precision=bf16-mixed, or "
+            "model.method=lora, whose frozen weights compute in fp8."
         )

@@ -117,6 +117,12 @@ def test_settings_that_leave_nothing_are_refused(
         small_data(base, rows, **settings)
 
 
+def test_a_question_that_no_bucket_holds_is_not_to_be_cut(base: str, rows: Path) -> None:
+    data = small_data(base, rows, prompts=["why " * 40], prompt_buckets=[16])
+    with pytest.raises(UserError, match=r"largest bucket holds 16: .* data\.prompt_buckets\.$"):
+        data.read_prompts()
+
+
 def test_text_has_no_questions(base: str) -> None:
     data = LlmData(objective="pretrain", tokenizer=base)
     with pytest.raises(UserError, match=r"objective=pretrain has no questions for `predict`"):

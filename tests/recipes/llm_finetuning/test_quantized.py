@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from lightning_gaudi.precision import HPUFP8Precision
 from recipes.common.errors import UserError
 from recipes.llm_finetuning.adapters import is_of_adapter
 from recipes.llm_finetuning.exporting import export
@@ -20,6 +21,7 @@ from recipes.llm_finetuning.module import LlmFinetuning
 from recipes.llm_finetuning.quantization import (
     four_bit_options,
     keep_gradients,
+    refuse_fp8,
     refuse_shards,
 )
 from tests.recipes.llm_finetuning.conftest import VOCABULARY, make_module, make_tokenizer
@@ -183,6 +185,11 @@ def test_a_missing_package_is_named(
 def test_a_strategy_that_cuts_weights_up_is_refused(kind: Any) -> None:
     with pytest.raises(UserError, match=rf"{kind.__name__}, and model\.method=qlora keeps all"):
         refuse_shards(object.__new__(kind))
+
+
+def test_fp8_beside_weights_in_four_bits_is_refused() -> None:
+    with pytest.raises(UserError, match=r"four bits, and trainer\.precision=fp8 .*=bf16-mixed, or"):
+        refuse_fp8(HPUFP8Precision())
 
 
 def test_a_model_has_to_be_named() -> None:
