@@ -64,7 +64,7 @@ def _logits(model: nn.Module, device: str) -> Tensor:
 def test_a_model_is_measured_converted_and_generates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Maxima are the CPU's; a layer's product is that of its fp8 matrices; texts are near bf16's."""
+    """Maxima are the CPU's; a product is that of its fp8 matrices; texts are near bf16's."""
     monkeypatch.chdir(tmp_path)  # its logs
     settings = {"dump_stats_path": str(tmp_path / "m"), "allowlist": LAYERS, "blocklist": OUT}
     with _inputs(on_cpu := _model()) as seen:
