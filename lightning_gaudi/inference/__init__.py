@@ -14,6 +14,7 @@ In reading order:
 - `generation`: text, from prompts.
 - `checkpoint_files`: what is in a folder of safetensors files.
 - `loading`: weights from there onto a card, tensor by tensor.
+- `fp8`: linear layers in fp8, by scales of inputs that were seen before.
 - `memory`: what a card must hold, before anything is loaded.
 - `denoising`: pictures, from noise, by a UNet and a scheduler of diffusers.
 """
@@ -23,6 +24,7 @@ from lightning_gaudi._core.hooks import has_values
 from .buckets import DEFAULT_BUCKETS, LeftPadded, pad_left
 from .denoising import SCHEDULERS, Denoiser, denoise, draw_latents, make_scheduler
 from .engine import Engine, Runner, resolve
+from .fp8 import Fp8Linear, to_fp8
 from .generation import TextGenerator, generate
 from .latency import LatencyReport, Stopwatch
 from .loading import load_weights
@@ -35,6 +37,7 @@ __all__ = [
     "SCHEDULERS",
     "Denoiser",
     "Engine",
+    "Fp8Linear",
     "LatencyReport",
     "LeftPadded",
     "MemoryTable",
@@ -55,4 +58,5 @@ __all__ = [
     "parallelize",
     "parameter_bytes",
     "resolve",
+    "to_fp8",
 ]

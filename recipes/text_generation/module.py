@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 
-from lightning_gaudi.inference import Engine, card_memory_bytes, parallelize
+from lightning_gaudi.inference import Engine, card_memory_bytes, pad_left, parallelize, to_fp8
 from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError
 from recipes.common.folders import place_of, prediction_path, write_predictions
@@ -31,7 +32,9 @@ from recipes.text_generation.data import TextData
 
 _FILE = "texts.jsonl"
 _SHOWN = 4
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+_NUM_MEASURED = 16
+"""Prompts by which scales of fp8 are found."""
 _WRITING = tuple(WritingSettings.__dataclass_fields__)
 
 
@@ -62,8 +65,9 @@ class TextGeneration(RecipeModule):
         betas: of the optimizer.
         epsilon: of the optimizer: added to the denominator of its step.
         max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
-        dtype: of the weights in prediction: fp32 or bf16. Training wants fp32; see
-            trainer.precision.
+        dtype: of the weights in prediction: fp32, bf16, or fp8, which is bf16 with linear layers
+            whose weights and products are in fp8; `validate` and `test` judge it. Its scales are
+            found by the first prompts. Training wants fp32; see trainer.precision.
         max_new_tokens: tokens that `predict` adds to each prompt.
         temperature: 0 takes the likeliest token each time; else tokens are drawn.
         top_k: draw among the k likeliest tokens only; None: among all.
@@ -104,7 +108,7 @@ class TextGeneration(RecipeModule):
         betas: tuple[float, float] = (0.9, 0.98),
         epsilon: float = EPSILON,
         max_grad_norm: float | None = 1.0,
-        dtype: Literal["fp32", "bf16"] = "fp32",
+        dtype: Literal["fp32", "bf16", "fp8"] = "fp32",
         max_new_tokens: int = 32,
         temperature: float = 0.0,
         top_k: int | None = None,
@@ -122,6 +126,7 @@ class TextGeneration(RecipeModule):
         # Not saved: how and where to write belongs to a run, and a checkpoint must not decide it.
         self.save_hyperparameters(ignore=[*_WRITING, "dtype", "predictions"])
         self._writing_dtype: torch.dtype = _DTYPES[dtype]
+        self._is_fp8 = dtype == "fp8"
         self._predictions = predictions
         self._without_weights: list[PreTrainedModel] = []
         """A published model until it is loaded. In a list, as no part of this module: should
@@ -130,7 +135,7 @@ class TextGeneration(RecipeModule):
             self._without_weights = [self._pretrained()]
         else:
             self.model = self._from_nothing()
-        self._is_configured = False
+        self._is_configured = self._is_converted = False
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
         self.num_cards = 1
@@ -172,9 +177,10 @@ class TextGeneration(RecipeModule):
                 "each card has the whole model then."
             )
         if self._writing_dtype != torch.float32:
+            kind = "fp8" if self._is_fp8 else "bf16"
             raise UserError(
-                "model.dtype=bf16 is for `predict`: weights are trained in fp32. Set "
-                "model.dtype=fp32 and trainer.precision=bf16-mixed."
+                f"model.dtype={kind} is for `predict`: weights are trained in fp32. Set "
+                f"model.dtype=fp32 and trainer.precision={'fp8' if self._is_fp8 else 'bf16-mixed'}."
             )
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
@@ -188,6 +194,14 @@ class TextGeneration(RecipeModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return {"loss": self(batch)}
+
+    def on_validation_start(self) -> None:
+        """Has a model that is judged in fp8 compute so."""
+        self._convert()
+
+    def on_test_start(self) -> None:
+        """Likewise."""
+        self._convert()
 
     def on_validation_epoch_start(self) -> None:
         self._totals = torch.zeros(2, device=self.device)
@@ -203,6 +217,7 @@ class TextGeneration(RecipeModule):
         """Prepares the model to write; see `writing.py`."""
         data = self._data()
         self.model.to(dtype=self._writing_dtype)
+        self._convert()
         buckets = data.hparams["prompt_buckets"]
         self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
         self._writer.check(data.read_prompts())
@@ -284,6 +299,39 @@ class TextGeneration(RecipeModule):
         if num_groups > 1:
             return f"Pace of {model}, one of {num_groups}"
         return f"Pace of {model}" if self.num_cards > 1 else "Pace"
+
+    def _convert(self) -> None:
+        """Keeps and multiplies weights of linear layers in fp8, once, if that is asked for.
+
+        Scales are found by the same prompts on all cards, so that a text does not depend on them.
+        """
+        if not self._is_fp8 or self._is_converted:
+            return
+        if self.device.type != "hpu":
+            raise UserError(
+                "model.dtype=fp8 multiplies by kernels of an HPU, and trainer.accelerator is "
+                f"{self.device.type}. Set trainer.accelerator=hpu, or model.dtype=bf16."
+            )
+        if self.num_cards > 1:
+            raise UserError(
+                f"model.dtype=fp8 needs whole weights on a card, and {self.num_cards} cards hold "
+                "this model in parts. Leave trainer.strategy out, or set model.dtype=bf16."
+            )
+        data = self._data()
+        prompts = [each.tokens for each in data.read_prompts()[:_NUM_MEASURED]]
+        buckets = sorted(data.hparams["prompt_buckets"])
+        tokens, seen = pad_left(prompts, buckets, data.pad_token_id)
+        given = {"input_ids": tokens.to(self.device), "attention_mask": seen.to(self.device)}
+        self.model.to(dtype=self._writing_dtype)
+        try:
+            names = to_fp8(self.model, lambda: self.model(**given, use_cache=False))
+        except ValueError as error:
+            raise UserError(f"model.dtype=fp8: {error}") from error
+        self._is_converted = True
+        rank_zero_info(
+            f"{len(names)} linear layers compute in fp8, with scales of the first {len(prompts)} "
+            "prompt(s)."
+        )
 
     def _data(self) -> TextData:
         return self.data_of(TextData, "tokenizer and prompts")

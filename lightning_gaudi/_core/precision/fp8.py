@@ -128,7 +128,7 @@ def find_linears(root: Module, skip: Sequence[str] = ()) -> dict[str, Linear]:
     }
     if not found:
         raise ValueError(
-            f"precision='fp8' is for linear layers, and {type(root).__name__} has none that could "
+            f"fp8 is for linear layers, and {type(root).__name__} has none that could "
             f"compute in it (left out: {listed([*linears]) or 'none'}). Use precision='bf16-mixed'."
         )
     return found

@@ -362,6 +362,48 @@ def transformer_engine() -> Any:
     return transformer_engine
 
 
+def cast_to_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Multiplies by a scale and rounds to e4m3; what is too large becomes its largest number.
+
+    Args:
+        x: fp32 or bf16, on the card.
+        scale: fp32 of shape ().
+    """
+    import torch
+
+    package()
+    rounded: torch.Tensor = torch.ops.hpu.cast_to_fp8_v2(
+        x, scale, False, False, torch.float8_e4m3fn
+    )[0]
+    return rounded
+
+
+def fp8_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    units: tuple[torch.Tensor, torch.Tensor],
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Returns `x @ weight.T + bias` of fp8 matrices, (B, O).
+
+    Args:
+        x: (B, I), fp8.
+        weight: (O, I), fp8.
+        units: What one unit of either means, fp32 of shape ().
+        bias: (O,), bf16.
+        dtype: Of the result: fp32 or bf16.
+
+    Source: Gaudi PyTorch bridge 1.19, hpu_ops/backend/fp8_ops.cpp; Neural Compressor 3.10 calls it.
+    """
+    import torch
+
+    product: torch.Tensor = torch.ops.hpu.fp8_gemm_v2(
+        x, False, weight, True, None, dtype, *units, bias, False
+    )
+    return product
+
+
 def fused_sdpa() -> Any:
     """Returns the vendor's attention, an autograd function of one kernel."""
     from habana_frameworks.torch.hpex.kernels import FusedSDPA  # noqa: TID251

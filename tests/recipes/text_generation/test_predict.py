@@ -185,6 +185,32 @@ def test_bfloat16_is_that_of_the_weights(pretrained, tmp_path):
     assert rows[0]["tokens"][:2] == tokens[0, ids.shape[1] :].tolist()[:2]
 
 
+@pytest.mark.slow
+def test_in_fp8_perplexity_is_nearly_that_in_bf16_and_texts_are_written(
+    pretrained: str, tmp_path: Path
+) -> None:
+    texts = {kind: write(pretrained, tmp_path, dtype=kind) for kind in ("bf16", "fp8")}
+    for inexact, exact in zip(texts["fp8"], texts["bf16"], strict=True):
+        assert inexact["prompt"] == exact["prompt"]
+        assert len(inexact["tokens"]) == NUM_TOKENS
+    losses = {}
+    for kind in texts:
+        module = TextGeneration(name=pretrained, tokenizer=pretrained, dtype=kind)
+        trainer = Trainer(accelerator="hpu", devices=1, logger=False, default_root_dir=tmp_path)
+        data = small_data(tokenizer=pretrained, prompts=PROMPTS)
+        [found] = trainer.test(module, data, verbose=False)
+        losses[kind] = found["test/loss"]
+        layers = [type(each).__name__ for each in module.modules()]
+        assert layers.count("Fp8Linear") == (8 if kind == "fp8" else 0)
+    assert losses["fp8"] == pytest.approx(losses["bf16"], abs=0.05)
+    assert losses["fp8"] != losses["bf16"]
+
+
+def test_fp8_is_refused_where_there_is_none(pretrained: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"dtype=fp8 .* trainer\.accelerator is cpu.*dtype=bf16"):
+        write(pretrained, tmp_path, "cpu", dtype="fp8")
+
+
 def _gpt2(folder: Path, pretrained: str, num_positions: int) -> str:
     """A folder with a small GPT-2, and a tokenizer without padding, as GPT-2's own."""
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "initializer_range": 0.4}
@@ -326,5 +352,7 @@ def test_parts_of_a_model_are_not_trained(tmp_path):
 
 def test_a_bfloat16_model_is_not_trained(tmp_path):
     trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False)
-    with pytest.raises(UserError, match=r"model\.dtype=bf16 is for `predict`"):
-        trainer.fit(TextGeneration(**SMALL, dtype="bf16"), datamodule=small_data())
+    for kind, precision in (("bf16", "bf16-mixed"), ("fp8", "fp8")):
+        message = rf"model\.dtype={kind} is for `predict`.*trainer\.precision={precision}\."
+        with pytest.raises(UserError, match=message):
+            trainer.fit(TextGeneration(**SMALL, dtype=kind), datamodule=small_data())
