@@ -37,6 +37,17 @@ examples:
 exit status: 0 if one of the cards fits, 1 if none does, 2 if it cannot be planned."""
 
 
+def _num_cards(text: str) -> int:
+    """Returns a number of cards of one server."""
+    if text.isdecimal() and 1 <= int(text) <= MAX_CARDS:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is no number from 1 to {MAX_CARDS}, the cards of a server. For several servers "
+        "leave it out, and have the program say how many there are: with LightningCLI "
+        f"--trainer.devices={MAX_CARDS} --trainer.num_nodes=N."
+    )
+
+
 def add_parser(subparsers: _Subparsers) -> None:
     """Adds the `plan` command."""
     parser = subparsers.add_parser(
@@ -59,8 +70,7 @@ def add_parser(subparsers: _Subparsers) -> None:
     )
     parser.add_argument(
         "--devices",
-        type=int,
-        choices=range(1, MAX_CARDS + 1),
+        type=_num_cards,
         metavar="N",
         help=f"cards that train together, 1 to {MAX_CARDS} (default the program's; 1 for 'auto')",
     )

@@ -235,4 +235,6 @@ def _verdict(card: Card, found: Rehearsed, counted: Counted, largest: int) -> st
 
 
 def _time(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:.2f} s"
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"

@@ -297,6 +297,7 @@ def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
             f"the program ended with status 7, and {NOTHING_RAN}.\nmine",
         ),
         ((), (sys.executable, "no_such_file.py"), "can't open file"),
+        (("--devices", "64"), ("python",), "'64' is no number from 1 to 8, the cards of a server"),
     ],
 )
 def test_mistakes_end_with_2_and_say_why(
