@@ -36,6 +36,8 @@ class Fp8Linear(nn.Module):
     """What one unit of a rounded input means."""
     weight_unit: Tensor
     """What one unit of the weight means."""
+    bias: Tensor | None
+    """(O,), bf16."""
 
     def __init__(self, layer: nn.Linear, largest: Tensor, limit: float) -> None:
         super().__init__()
@@ -54,9 +56,8 @@ class Fp8Linear(nn.Module):
         """Returns (..., O), in the dtype of the input (..., I)."""
         rows = vendor.cast_to_fp8(x.flatten(0, -2), self.input_scale)
         units = (self.input_unit, self.weight_unit)
-        return vendor.fp8_product(rows, self.weight, units, self.bias, x.dtype).unflatten(
-            0, x.shape[:-1]
-        )
+        product = vendor.fp8_product(rows, self.weight, units, self.bias, x.dtype)
+        return product.view(*x.shape[:-1], self.out_features)
 
 
 def to_fp8(model: nn.Module, calibrate: Callable[[], Any], skip: Sequence[str] = ()) -> list[str]:
