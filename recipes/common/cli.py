@@ -119,6 +119,7 @@ class RecipeCLI(LightningCLI):
         if subcommand in _SCORES and not self._get(self.config, "ckpt_path"):
             self._warn_of_untrained(subcommand)
         try:
+            self.datamodule.read(subcommand)
             super()._run_subcommand(subcommand)
         except MisconfigurationException as error:
             raise UserError(str(error)) from error

@@ -36,6 +36,16 @@ class RecipeData(LightningDataModule):
         self._train_loader: BucketDataLoader | None = None
         self._position: dict[str, Any] | None = None
 
+    def read(self, command: str) -> None:
+        """Reads what a command needs, where that takes long, before the Trainer begins.
+
+        A wrong row ends it before a card is acquired, and `lightning-gaudi plan`, whose rehearsals
+        are forks from there, has it read once.
+
+        Args:
+            command: fit, validate, test or predict.
+        """
+
     @property
     def num_accumulated(self) -> int:
         """The number of batches in an optimizer step, which divides the batches of an epoch.

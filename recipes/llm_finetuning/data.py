@@ -184,6 +184,12 @@ class LlmData(PromptData):
         elif self.hparams["source"] == "hub":
             self._open()
 
+    def read(self, command: str) -> None:
+        """Reads the rows that a fit trains with, if they are files."""
+        # A vocabulary that was learnt comes with the checkpoint, and one machine asks the hub once.
+        if command == "fit" and self.hparams["source"] == "path" and self.hparams["tokenizer"]:
+            self.rows("train")
+
     def rows(self, split: str) -> EncodedRows:
         """Returns the rows of a split, read and encoded when they are first asked for.
 

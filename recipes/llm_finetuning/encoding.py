@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -199,7 +200,7 @@ def encode_conversations(
     Raises:
         UserError: for rows that cannot be written, and answers without a token.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    _use_all_cores()
     template, rows, num_cut, num_at_start = Template(tokenizer), [], 0, 0
     found = _tokenized(conversations, template, tokenizer)
     if together > 1:
@@ -225,7 +226,7 @@ def encode_documents(
 
     Each text ends with the token that ends one; what is left of it behind a whole row is a row.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    _use_all_cores()
     end, rows = tokenizer.eos_token_id, []
     for batch in _batched(texts):
         encoded = tokenizer(
@@ -238,6 +239,18 @@ def encode_documents(
                 if len(part) > 1:
                     rows.append((part, _shifted(part)))
     return EncodedRows(rows)
+
+
+@cache
+def _use_all_cores() -> None:
+    """Lets tokenizers use all cores here, and one in a fork, where their threads are not.
+
+    Where nothing says so they warn in each fork; where it says "true" a fork that tokenizes waits
+    for these threads for ever (tokenizers 0.23).
+    """
+    name = "TOKENIZERS_PARALLELISM"
+    os.environ.setdefault(name, "true")
+    os.register_at_fork(after_in_child=partial(os.environ.__setitem__, name, "false"))
 
 
 _Tokenized = tuple[Conversation, np.ndarray, np.ndarray]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,18 @@ def test_a_question_that_no_bucket_holds_is_not_to_be_cut(base: str, rows: Path)
     data = small_data(base, rows, prompts=["why " * 40], prompt_buckets=[16])
     with pytest.raises(UserError, match=r"largest bucket holds 16: .* data\.prompt_buckets\.$"):
         data.read_prompts()
+
+
+def test_a_fork_reads_what_was_not_read_before_it(base: str, rows: Path) -> None:
+    """As a rehearsal of a plan is one: the threads of the tokenizer are not in it."""
+    data = small_data(base, rows)
+    data.read("fit")
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # what ends tests is Python, and would wait
+        signal.alarm(60)
+        os._exit(len(data.rows("validation")) == 0)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 def test_text_has_no_questions(base: str) -> None:
