@@ -96,7 +96,7 @@ def test_a_larger_input_is_cut_off() -> None:
     [
         (["up"], True, r"skip has 'up', but no linear layer has that name"),
         (["0", "1"], True, r"fp8 is for linear layers, and Sequential has none .* '?0"),
-        ([], False, r"`calibrate` has not run 0 and 1, so their scales are not known"),
+        ([], False, r"`calibrate` has not run 0, 1, so their scales are not known"),
     ],
 )
 def test_what_cannot_be_is_named(skip: list[str], calibrates: bool, message: str) -> None:
