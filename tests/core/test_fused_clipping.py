@@ -56,11 +56,12 @@ def test_gradients_and_norm_are_torchs(
     _check(ours, theirs, tolerance)
 
 
-def test_it_is_three_launches_whatever_the_number_of_gradients_and_no_wait() -> None:
+def test_it_is_one_launch_whatever_the_number_of_gradients_and_no_wait() -> None:
     parameters = _parameters("hpu")
     torchs = _counted("launch", lambda: nn.utils.clip_grad_norm_(parameters, 0.5))
     assert torchs > 2 * len(SHAPES)
-    assert _counted("launch", lambda: clip_norm(parameters, 0.5)) == 3
+    clip_norm(parameters, 0.5)  # the limit is on the card from now on
+    assert _counted("launch", lambda: clip_norm(parameters, 0.5)) == 1
     assert _counted("host_sync", lambda: clip_norm(parameters, 0.5)) == 0
 
 

@@ -1,27 +1,35 @@
 """Clips the gradients of sharded models by their total norm.
 
-FSDP's modules compute the norm of their shards themselves. DTensors, plain tensors, or both are
-clipped here as if they were all in one place. torch clips either but not both at once, nor DTensors
-of several meshes, such as a layer that is sharded over both axes of a mesh beside one that is
-sharded over a single axis (torch 2.13, `nn/utils/clip_grad.py`).
+The shards of FSDP, DTensors, plain tensors, or several of these are clipped as if they were all in
+one place. torch clips DTensors or plain tensors but not both at once, nor DTensors of several
+meshes, such as a layer that is sharded over both axes of a mesh beside one that is sharded over a
+single axis (torch 2.13, `nn/utils/clip_grad.py`). It also launches two operators for each weight;
+here a rank's shards are measured by one kernel of the vendor's, and divided by one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import Module
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from .. import vendor
 
+Groups = tuple[Any, ...]
+"""The process groups over which a gradient is in shards; none where each rank has all of it."""
+
+
+@torch.no_grad()
 def clip_fsdp_norm(
     model: Module, optimizer: Optimizer, max_norm: float, norm_type: float = 2.0
 ) -> Tensor:
@@ -36,33 +44,29 @@ def clip_fsdp_norm(
         norm_type: The p of the norm; may be infinite.
 
     Returns:
-        The norm before clipping, of shape (), on the gradients' device: nobody waits for it.
+        The norm before clipping, of shape (), on the card: nobody waits for it.
     """
-    roots = FullyShardedDataParallel.fsdp_modules(model, root_only=True)
-    mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    with _without_gradients(model, set(mine)):
-        if len(roots) == 1:
-            return roots[0].clip_grad_norm_(max_norm, norm_type)
-        # Layers that are wrapped one by one know only their own norms.
-        # With an infinite limit this returns the norm and clips nothing.
-        norms = [root.clip_grad_norm_(math.inf, norm_type) for root in roots]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        clip_grads_with_norm_(mine, max_norm, norm)
-        return norm
+    groups: dict[Tensor, Groups] = {}
+    # A rank may have no gradient in some group, and still takes part in its sums.
+    parts: dict[Groups, list[Tensor]] = {}
+    for wrapped in FullyShardedDataParallel.fsdp_modules(model):
+        if wrapped.sharding_strategy == ShardingStrategy.NO_SHARD:
+            continue
+        parts.setdefault((wrapped.process_group,), [])
+        for parameter in _sharded_parameters(wrapped):
+            groups[parameter] = (wrapped.process_group,)
+    for parameter in dict.fromkeys(each for g in optimizer.param_groups for each in g["params"]):
+        if parameter.grad is not None:
+            parts.setdefault(groups.get(parameter, ()), []).append(parameter.grad)
+    return _clip(parts, max_norm, norm_type)
 
 
-@contextmanager
-def _without_gradients(model: Module, mine: set[Tensor]) -> Iterator[None]:
-    """Hides all gradients but those of `mine`, since FSDP clips every gradient that it finds."""
-    others = [parameter for parameter in model.parameters() if parameter not in mine]
-    gradients = [parameter.grad for parameter in others]
-    for parameter in others:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        for parameter, gradient in zip(others, gradients, strict=True):
-            parameter.grad = gradient
+def _sharded_parameters(wrapped: FullyShardedDataParallel) -> Sequence[Tensor]:
+    """Returns what an optimizer has of a wrapped module's own weights."""
+    if (handle := wrapped._handle) is None:
+        return ()
+    flat: Any = handle.flat_param
+    return flat._params if handle._use_orig_params else (flat,)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -88,27 +92,85 @@ def clip_dtensor_norm(
     Raises:
         RuntimeError: The norm is infinite or not a number, and `error_if_nonfinite`.
     """
-    gradients = _gradients(parameters)
-    if not gradients:
+    parts: dict[Groups, list[Tensor]] = {}
+    for gradient in _gradients(parameters):
+        groups: Groups = ()
+        if isinstance(gradient, DTensor):
+            mesh = gradient.device_mesh
+            dims = [i for i, each in enumerate(gradient.placements) if not each.is_replicate()]
+            groups = tuple(mesh.get_group(dim) for dim in dims)
+        parts.setdefault(groups, []).append(_local(gradient))
+    if not parts:
         return torch.tensor(0.0)
-    meshes: dict[DeviceMesh | None, list[Tensor]] = {}
-    for gradient in gradients:
-        mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
-        meshes.setdefault(mesh, []).append(gradient)
-    norms = [_norm_on(mesh, found, norm_type) for mesh, found in meshes.items()]
-    norm = get_total_norm(norms, norm_type, error_if_nonfinite)
-    # The factor is applied always, as torch does: to compare on the host would wait for the card.
-    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for part in map(_local, gradients):
-        part.mul_(factor.to(part.device))
-    return norm
+    return _clip(parts, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
 
 @torch.no_grad()
 def clip_dtensor_value(parameters: Iterable[Tensor], max_value: float) -> None:
     """Clamps each element of the gradients to between `-max_value` and `max_value`."""
-    for gradient in _gradients(parameters):
-        _local(gradient).clamp_(-max_value, max_value)
+    for held in _alike(map(_local, _gradients(parameters))):
+        torch._foreach_clamp_min_(held, -max_value)
+        torch._foreach_clamp_max_(held, max_value)
+
+
+def _clip(
+    parts: dict[Groups, list[Tensor]],
+    max_norm: float,
+    norm_type: float,
+    *,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Clips what this rank has of all gradients, by the groups that they are in shards over."""
+    norm_type = float(norm_type)  # which may be "inf", as torch takes it
+    is_on_card = any(parts) or any(each.is_hpu for held in parts.values() for each in held)
+    device = torch.device("hpu" if is_on_card else "cpu")
+    powers = []
+    for groups, held in parts.items():
+        power = _power(held, norm_type, device)
+        for group in groups:
+            kind = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
+            dist.all_reduce(power, kind, group=group)
+        powers.append(power)
+    if math.isinf(norm_type):
+        norm = powers[0] if len(powers) == 1 else torch.stack(powers).amax()
+    else:
+        total = powers[0] if len(powers) == 1 else torch.stack(powers).sum()
+        norm = total.sqrt() if norm_type == 2 else total.pow(1.0 / norm_type)
+    if error_if_nonfinite:
+        get_total_norm([norm], norm_type, error_if_nonfinite=True)  # torch's error
+    # Divided always, as torch multiplies: to compare on the host would wait for the card.
+    divisor = (norm + 1e-6).div_(max_norm).clamp_(min=1.0)
+    for held in _alike(each for some in parts.values() for each in some):
+        torch._foreach_div_(held, divisor.to(held[0].device, held[0].dtype))
+    return norm
+
+
+def _power(held: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+    """Returns the p-th power of the norm of some tensors, or their largest element's size.
+
+    Low precisions are summed in float32, since ranks add what others have rounded.
+    """
+    held = [each for each in held if each.numel()]
+    if not held:
+        return torch.zeros((), device=device)
+    is_plain = all(each.is_hpu and each.dtype == torch.float32 for each in held)
+    if norm_type == 2 and is_plain and not vendor.is_lazy():
+        return vendor.total_norm(held).square_()
+    norms = []
+    for each in held:
+        dtype = torch.float32 if each.dtype in (torch.bfloat16, torch.float16) else None
+        norms.append(torch.linalg.vector_norm(each, norm_type, dtype=dtype).to(device))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return norm if math.isinf(norm_type) else norm.pow(norm_type)
+
+
+def _alike(gradients: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Returns gradients by device and dtype, as a kernel for lists takes them; no empty ones."""
+    found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for each in gradients:
+        if each.numel():
+            found.setdefault((each.device, each.dtype), []).append(each)
+    return [*found.values()]
 
 
 def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -125,23 +187,6 @@ def _gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def _norm_on(mesh: DeviceMesh | None, gradients: list[Tensor], norm_type: float) -> Tensor:
-    if mesh is None:
-        return get_total_norm(gradients, norm_type)
-    norms = [_on_card(torch.linalg.vector_norm(each, norm_type)) for each in gradients]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _on_card(norm: Tensor) -> Tensor:
-    """Moves the norm of offloaded gradients to the card, by which their ranks are connected."""
-    assert isinstance(norm, DTensor)
-    mesh = norm.device_mesh
-    if norm.device.type == mesh.device_type:
-        return norm
-    # `norm.to` would first reduce it over the ranks.
-    return DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements)
-
-
 def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local

@@ -266,9 +266,13 @@ def refuses_together(num_cards: int) -> bool:
 
     # It returns a member of the vendor's `synDeviceType`.
     generation = 3 if "Gaudi3" in str(_get_device_type()) else 0
+    return refuses_number(num_cards, generation, _release())
+
+
+def _release() -> tuple[int, ...]:
+    """Returns the first two numbers of the installed release."""
     version = str(vars(package()).get("__version__", "")).split(".")
-    release = tuple(int(part) for part in version[:2] if part.isdecimal())
-    return refuses_number(num_cards, generation, release)
+    return tuple(int(part) for part in version[:2] if part.isdecimal())
 
 
 def is_fp16_supported() -> bool:
@@ -428,11 +432,56 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
 
     package()
     # The kernel writes the norm into the last tensor of the list, and returns it.
-    limit = gradients[0].new_full((1,), max_norm)
-    held = [*gradients, gradients[0].new_zeros(1)]
+    held = [*gradients, gradients[0].new_empty(1)]
     with torch.no_grad():
-        norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, limit, 2.0)
+        norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, _limit(gradients[0], max_norm), 2.0)
     return norm.reshape(())
+
+
+_limits: dict[tuple[torch.device, torch.dtype, float], torch.Tensor] = {}
+"""Tensors of shape (1,) that the kernel reads: to fill one in each step would be a launch."""
+
+
+def _limit(gradient: torch.Tensor, max_norm: float) -> torch.Tensor:
+    key = (gradient.device, gradient.dtype, float(max_norm))
+    if key not in _limits:
+        _limits.clear()  # a limit that changes in each step must not fill the card
+        _limits[key] = gradient.new_full((1,), max_norm)
+    return _limits[key]
+
+
+_SMALL = 2.0**-64
+"""Below every norm whose square is a number in float32; a power of two, by which nothing rounds."""
+
+
+def total_norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Returns the 2-norm of all elements of tensors together; for eager mode only.
+
+    It launches the kernel by which the vendor's FusedLamb finds what to divide gradients by, the
+    norm over a limit and at least 1, with a limit that every norm exceeds. So 2^-64, which is
+    5e-20, stands for all norms below it.
+
+    Args:
+        tensors: At least one, none of them empty; on the card, in float32.
+
+    Returns:
+        The norm, of shape (); nobody waits for it.
+
+    Source: Gaudi PyTorch bridge 1.19, `hpu_ops/backend/optimizer_lamb_gen.cpp`.
+    """
+    import torch
+
+    package()
+    norm: torch.Tensor = torch.ops.hpu.optimizer_lamb_fused_norm(tensors, _SMALL)
+    return norm.reshape(()).mul_(_SMALL)
+
+
+def has_adam_kernel() -> bool:
+    """Returns whether a card steps lists of weights by torch's `_fused_adam_` and `_fused_adamw_`.
+
+    Source: Gaudi PyTorch bridge, `scripts/hpu_op.yaml` of 1.24.0, which has both, and of 1.19.
+    """
+    return not is_lazy() and _release() >= (1, 24)
 
 
 def hpu_graph() -> Any:
