@@ -422,6 +422,29 @@ REGISTER = (
         undone="with the plugin",
     ),
     Patch(
+        name="mixed-weights",
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=("torch.optim:Optimizer._group_tensors_by_device_and_dtype",),
+        why=(
+            "torch has no operator for a list of DTensors and plain tensors, as a group of a tensor "
+            "parallel model is. With it each kind is stepped at once; other groups are as before."
+        ),
+        without="an optimizer launches eight operators for each weight of a tensor parallel model",
+    ),
+    Patch(
+        name="adam-kernel",
+        library="torch",
+        checked="2.6 to 2.13",
+        targets=("torch.optim.adam:_multi_tensor_adam",),
+        why=(
+            "Adam and AdamW launch seven operators for what they step at once. The bridge has a "
+            "kernel for the whole since 1.24; torch's option for it, fused, rules out clipping in "
+            "Lightning. Weights on other devices are stepped as before."
+        ),
+        without="Adam and AdamW launch five operators more for each of their groups",
+    ),
+    Patch(
         name="inductor",
         library="torch",
         checked="2.6 to 2.13",

@@ -22,6 +22,9 @@ from .settings import Choice, Compilation
 class Compiling(Protocol):
     """The part of a strategy that tells how its models may be compiled."""
 
+    mixes_weights: bool
+    """Whether an optimizer's group may have DTensors and plain weights, and be stepped at once."""
+
     def takes_declared_regions(self, module: Module) -> bool:
         """Returns whether a model's `compile_regions` holds."""
 
@@ -97,7 +100,9 @@ class Compiler:
             self._steps_at_once = (
                 compilation.mode != "none" and compilation.foreach and not vendor.is_lazy()
             )
-        return stepping_at_once(optimizer) if self._steps_at_once else nullcontext()
+        if not self._steps_at_once:
+            return nullcontext()
+        return stepping_at_once(optimizer, self._strategy.mixes_weights)
 
     def _compile_as_chosen(self, choice: Choice, module: Module, *, with_root: bool) -> None:
         compilation = choice.compilation
@@ -181,7 +186,7 @@ def _num_launches() -> int | None:
 
 
 @contextmanager
-def stepping_at_once(optimizer: Any) -> Iterator[None]:
+def stepping_at_once(optimizer: Any, mixes_weights: bool = False) -> Iterator[None]:
     """Lets an optimizer step whole groups at once in this block, unless the user chose otherwise.
 
     By default torch's optimizers do so on CUDA and a few other devices that have kernels for lists
@@ -191,8 +196,9 @@ def stepping_at_once(optimizer: Any) -> Iterator[None]:
     Args:
         optimizer: Any optimizer; only torch's own have the choice. Its groups are restored, since
             they are part of checkpoints.
+        mixes_weights: Whether that holds for a group of DTensors and plain weights, too.
     """
-    groups = [group for group in _groups(optimizer) if _may(group)]
+    groups = [group for group in _groups(optimizer) if _may(group, mixes_weights)]
     for group in groups:
         group["foreach"] = True
     try:
@@ -203,13 +209,17 @@ def stepping_at_once(optimizer: Any) -> Iterator[None]:
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    if type(optimizer).__module__.startswith("deepspeed."):
+        # Around torch's, which steps flat shards; nothing is at once where they are on the host.
+        is_on_card = not getattr(optimizer, "offload_optimizer", False)
+        optimizer = getattr(optimizer, "optimizer", None) if is_on_card else None
     is_torchs = isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
         "torch.optim."
     )
-    return optimizer.param_groups if is_torchs else []
+    return optimizer.param_groups if is_torchs else []  # type: ignore[union-attr]
 
 
-def _may(group: dict[str, Any]) -> bool:
+def _may(group: dict[str, Any], mixes_weights: bool) -> bool:
     if group.get("foreach", False) is not None or group.get("fused") or group["differentiable"]:
         return False
     if any(isinstance(value, Tensor) for name, value in group.items() if name != "params"):
@@ -218,6 +228,7 @@ def _may(group: dict[str, Any]) -> bool:
     # since its `data` would make a new tensor object each time.
     weights = group["params"]
     kinds = {Tensor if kind is Parameter else kind for kind in map(type, weights)}
-    return len(kinds) == 1 and all(
+    # ZeRO-3 fills its groups with one shard after the other, while it steps.
+    return (len(kinds) <= 1 or mixes_weights) and all(
         weight.is_hpu and not weight.dtype.is_complex for weight in weights
     )

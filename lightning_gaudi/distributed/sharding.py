@@ -80,6 +80,8 @@ class ModelParallelMixin(ShardedMixin):
 
     strategy_name = "hpu_model_parallel"
 
+    mixes_weights = True
+
     @property
     def saves_shards(self) -> bool:
         """The argument `save_distributed_checkpoint`."""

@@ -57,6 +57,9 @@ class HPUMixin(_Base):  # type: ignore[misc]
     has_whole_weights = True
     """Whether each rank holds all of a weight all the time."""
 
+    mixes_weights = False
+    """Whether an optimizer's group may have DTensors and plain weights, and be stepped at once."""
+
     compile_whole: Callable[[Module, Compilation], Any] = CompiledWhole
     """Compiles a whole model; the object that it returns has a `remove` to undo that."""
 

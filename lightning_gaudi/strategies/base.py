@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._patches.optimizers import step_adam_by_kernel
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
@@ -115,6 +116,7 @@ class HPUStrategy(HPUMixin):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             _check_averages(trainer)
+            step_adam_by_kernel()
         # After the wrapping, so that what is compiled are the layers as they will run.
         self.compiler.compile(self.lightning_module, with_root=False)
 

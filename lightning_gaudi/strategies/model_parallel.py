@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 from lightning_gaudi._patches.apply import replace
+from lightning_gaudi._patches.optimizers import step_kinds_apart
 
 from ..distributed.device_mesh import (
     FollowsFreezing,
@@ -75,6 +76,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         _clip_shards(self.precision_plugin)
         self._freezing = FollowsFreezing(self.model)
         share_overflows(self.precision_plugin)
+        step_kinds_apart()
 
     @override
     def model_to_device(self) -> None:

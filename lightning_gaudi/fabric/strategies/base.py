@@ -19,6 +19,7 @@ from typing_extensions import override
 from lightning_gaudi._core import progress, vendor
 from lightning_gaudi._core.precision.fused_clipping import clip_norm
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._patches.optimizers import step_adam_by_kernel
 from lightning_gaudi.data.resumable import ResumableLoaders
 from lightning_gaudi.reliability.guard import Part
 from lightning_gaudi.reliability.settings import as_told
@@ -128,6 +129,7 @@ class HPUStrategy(HPUMixin):
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Lets the optimizer step the parameters on the HPU, even if it was made before them."""
         self._follow(optimizer)
+        step_adam_by_kernel()
         found: Optimizer = super().setup_optimizer(optimizer)
         return found
 
