@@ -410,6 +410,18 @@ REGISTER = (
         apply="checkpoints:patch_saving",
     ),
     Patch(
+        name="whole-losses",
+        library="lightning",
+        checked=LIGHTNING,
+        targets=("a _AutomaticOptimization:output_result_cls",),
+        why=(
+            "Lightning divides each loss by the number of accumulated batches, also by 1. That is a "
+            "launch in forward and one in backward; a loss that is divided by 1 stays as it is."
+        ),
+        without="each step launches two divisions by 1",
+        undone="with the Trainer",
+    ),
+    Patch(
         name="shard-clipping",
         library="lightning",
         checked=LIGHTNING,

@@ -12,6 +12,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
 from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.trainer.states import TrainerFn
@@ -23,6 +24,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.tied_weights import kept_tied
+from lightning_gaudi._patches.apply import replace
 from lightning_gaudi._patches.optimizers import step_adam_by_kernel
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.finite import MAX_STEPS
@@ -116,6 +118,7 @@ class HPUStrategy(HPUMixin):
         super().setup(trainer)
         if trainer.state.fn == TrainerFn.FITTING:
             _check_averages(trainer)
+            _leave_losses_whole(trainer)
             step_adam_by_kernel()
         # After the wrapping, so that what is compiled are the layers as they will run.
         self.compiler.compile(self.lightning_module, with_root=False)
@@ -283,6 +286,33 @@ class HPUStrategy(HPUMixin):
         finally:
             with kept_tied(self.lightning_module):
                 super().teardown()
+
+
+class _WholeLoss(ClosureResult):
+    """A step's loss, which is divided by the number of accumulated batches only if that is not 1.
+
+    Lightning always divides (2.6, `loops/optimization/automatic.py`): a launch for a division by 1,
+    and another one in backward.
+    """
+
+    @classmethod
+    @override
+    def from_training_step_output(
+        cls, training_step_output: STEP_OUTPUT, normalize: int = 1
+    ) -> ClosureResult:
+        output, extra = training_step_output, {}
+        if isinstance(output, Mapping):
+            extra = {name: value for name, value in output.items() if name != "loss"}
+            output = output.get("loss")
+        if normalize == 1 and isinstance(output, Tensor):
+            return cls(output, extra=extra)
+        return super().from_training_step_output(training_step_output, normalize)
+
+
+def _leave_losses_whole(trainer: pl.Trainer) -> None:
+    loop = trainer.fit_loop.epoch_loop.automatic_optimization
+    if loop.output_result_cls is ClosureResult:
+        replace("whole-losses", loop, "output_result_cls", _WholeLoss)
 
 
 def _check_averages(trainer: pl.Trainer) -> None:
