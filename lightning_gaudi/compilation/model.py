@@ -15,7 +15,13 @@ from lightning_gaudi._core import vendor
 
 from .graph_breaks import GraphBreakReporter
 from .method import CompiledMethod
-from .regions import find_parts, find_regions, has_blocks, has_compiled_parts
+from .regions import (
+    declared_methods,
+    find_parts,
+    find_regions,
+    has_blocks,
+    has_compiled_parts,
+)
 from .settings import Choice, Compilation
 
 _has_told_lazy = False
@@ -85,13 +91,17 @@ class CompiledRegions:
                 )
                 self._forwards[id(module)] = forward
                 self.compiled.append(module)
-        for forward in self._forwards.values():
-            forward.install()
+        self._methods = [
+            CompiledMethod(module, settings, self.reporter, name=name)
+            for module, name in declared_methods(root, regions)
+        ]
+        for method in (*self._forwards.values(), *self._methods):
+            method.install()
 
     def remove(self) -> None:
         """Restores the model."""
-        for forward in self._forwards.values():
-            forward.remove()
+        for method in (*self._forwards.values(), *self._methods):
+            method.remove()
         self.reporter.close()
 
 

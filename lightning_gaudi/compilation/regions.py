@@ -10,6 +10,7 @@ from torch.nn import Module, ModuleDict, ModuleList, RNNBase, Sequential
 
 _CONTAINERS = (ModuleList, ModuleDict, Sequential)
 _DECLARED = "compile_regions"
+_METHODS = "compile_methods"
 _WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """The attributes in which FSDP and activation checkpointing hold the module that they wrap."""
 
@@ -63,6 +64,28 @@ def declared_regions(root: Module) -> list[str]:
             )
         names.update(dict.fromkeys(declared))
     return [*names]
+
+
+def declared_methods(root: Module, regions: Sequence[Module]) -> list[tuple[Module, str]]:
+    """Returns the modules outside of regions that declare `compile_methods`, and each method.
+
+    Raises:
+        ValueError: A module declares something else than names of its methods.
+    """
+    inside = {id(each) for region in regions for each in region.modules()}
+    found = []
+    for module in root.modules():
+        # Of the class, since a module's own `__getattr__` may raise anything.
+        names = () if id(module) in inside else getattr(type(module), _METHODS, ())
+        if isinstance(names, str) or not all(
+            isinstance(name, str) and callable(getattr(type(module), name, None)) for name in names
+        ):
+            raise ValueError(
+                f"{type(module).__name__}.{_METHODS} is {names!r}, and must be a list of names of "
+                "its methods."
+            )
+        found += [(module, name) for name in names]
+    return found
 
 
 def find_parts(region: Module) -> list[Module]:

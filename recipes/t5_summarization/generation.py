@@ -20,10 +20,12 @@ from recipes.t5_summarization.sharding import gathered
 from recipes.t5_summarization.stacks import (
     Pair,
     attend,
-    causal_bias,
+    bias_of,
     encode,
     keys_and_values,
     padding_bias,
+    source_places,
+    target_places,
     to_logits,
 )
 
@@ -50,7 +52,7 @@ def generate(
     Returns:
         [B, T], int64: the tokens up to the end of each summary, then padding.
     """
-    encoded = encode(model, input_ids, mask)
+    encoded = encode(model, input_ids, source_places(model, mask))
     with gathered(model.decoder):
         return _decode_greedily(model, encoded, mask, num_tokens, end_step, num_steps)
 
@@ -68,7 +70,7 @@ def _decode_greedily(
     encoded_bias = padding_bias(mask)
     cross = [keys_and_values(block.layer[1].EncDecAttention, encoded) for block in _blocks(model)]
     past = [tuple(_empty(keys, num_tokens) for keys in pair) for pair in cross]
-    bias = causal_bias(model.decoder, num_tokens)
+    bias = bias_of(model.decoder, target_places(model, num_tokens, mask.device))
     position = mask.new_zeros(1, dtype=torch.int64)
     token = torch.full_like(position, config.decoder_start_token_id).repeat(rows, 1)
     tokens = token.new_full((rows, num_tokens), config.pad_token_id)

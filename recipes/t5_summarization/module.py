@@ -27,7 +27,7 @@ from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.rouge import NAMES
 from recipes.t5_summarization.sharding import shard
-from recipes.t5_summarization.stacks import decode, encode, shift_right
+from recipes.t5_summarization.stacks import Inputs, decode, encode, inputs_of
 from recipes.t5_summarization.summaries import score_summaries
 
 _FILE = "summaries.jsonl"
@@ -114,25 +114,35 @@ class T5Summarization(RecipeModule):
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
 
+    compile_methods = ("inputs", "losses")
+    """What is beside the blocks, where these are compiled one by one: it calls no module."""
+
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """Returns logits [B, T, V] of summaries' tokens, from the article and earlier tokens."""
         recompute = self.hparams["gradient_checkpointing"] and self.training
         target_ids = batch.get("labels_sequence_ids")  # of packed rows
-        is_packed = target_ids is not None
-        mask = batch["sequence_ids" if is_packed else "attention_mask"]
-        encoded = encode(self.model, batch["input_ids"], mask, recompute, is_packed)
-        shifted = shift_right(self.model, batch["labels"], target_ids)
-        return decode(self.model, shifted, encoded, mask, recompute, target_ids)
+        mask = batch["sequence_ids" if target_ids is not None else "attention_mask"]
+        inputs = self.inputs(mask, batch["labels"], target_ids)
+        encoded = encode(self.model, batch["input_ids"], inputs.source, recompute)
+        target = inputs.target, inputs.source_mask
+        return decode(self.model, inputs.shifted, encoded, *target, recompute)
+
+    def inputs(self, mask: Tensor, labels: Tensor, target_ids: Tensor | None) -> Inputs:
+        """Returns masks, distances of tokens, and the summaries shifted right: see `inputs_of`."""
+        return inputs_of(self.model, mask, labels, target_ids)
+
+    def losses(self, logits: Tensor, labels: Tensor, mean_targets: float) -> tuple[Tensor, Tensor]:
+        """Returns the loss that is trained, and the mean over the tokens of this batch."""
+        loss, num_targets = _sum_of_losses(logits, labels)
+        return loss / mean_targets, loss.detach() / num_targets
 
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> dict[str, Tensor] | Tensor:
         """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
-        loss, num_targets = _sum_of_losses(self.logits(batch), batch["labels"])
+        logits, labels = self.logits(batch), batch["labels"]
         if scores:
-            return torch.stack((loss, num_targets))
-        return {
-            "loss": loss / batch["mean_targets"],
-            "summary_loss": loss.detach() / num_targets,
-        }
+            return torch.stack(_sum_of_losses(logits, labels))
+        loss, summary_loss = self.losses(logits, labels, batch["mean_targets"])
+        return {"loss": loss, "summary_loss": summary_loss}
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return self(batch)  # type: ignore[no-any-return]

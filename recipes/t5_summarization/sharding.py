@@ -108,7 +108,7 @@ def _shard_blocks(
 ) -> None:
     """Cuts each block up, and the rest as one."""
     for stack in (model.encoder, model.decoder):
-        # Asked for before and beside its block: see `stacks.relative_bias`.
+        # Asked for before and beside its block: see `stacks.bias_of`.
         fully_shard(stack.block[0].layer[0].SelfAttention.relative_attention_bias, mesh=mesh)
     for block in blocks:
         fully_shard(block, mesh=mesh)

@@ -15,6 +15,7 @@ Shapes: B rows, S source tokens, T target tokens, D hidden, H heads, V vocabular
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,30 +49,96 @@ class StaticBlock(T5Block):  # type: ignore[misc]
         return _block(self, hidden, bias, encoded, encoded_bias)
 
 
-def encode(
+class Places(NamedTuple):
+    """What the tokens of a stack may attend to, and how far apart they are."""
+
+    mask: Tensor
+    """[B or 1, 1, tokens or 1, tokens], float32: 0, or a very negative number where it is hidden."""
+    buckets: Tensor
+    """[tokens, tokens], int64: which of T5's learnt biases is that of two tokens' distance."""
+
+
+class Inputs(NamedTuple):
+    """What is computed of a batch before any weight is used."""
+
+    source: Places
+    target: Places
+    source_mask: Tensor
+    """[B, 1, T or 1, S], float32: what of the article a token of the summary may attend to."""
+    shifted: Tensor
+    """[B, T], see `shift_right`."""
+
+
+def inputs_of(
     model: T5ForConditionalGeneration,
-    input_ids: Tensor,
     mask: Tensor,
-    recompute: bool = False,
-    is_packed: bool = False,
+    labels: Tensor,
+    target_ids: Tensor | None = None,
+) -> Inputs:
+    """Returns what a training step needs beside the article's tokens.
+
+    Args:
+        model: any T5.
+        mask: [B, S], 1 for text and 0 for padding; of packed rows the number of the article in its
+            row, from 1 on.
+        labels: [B, T], -100 where there is none.
+        target_ids: [B, T] of packed rows: the number of the summary in its row, that of its
+            article; 0 for padding.
+    """
+    return Inputs(
+        source_places(model, mask, is_packed=target_ids is not None),
+        target_places(model, labels.shape[1], labels.device, target_ids),
+        padding_bias(mask)
+        if target_ids is None
+        else block_diagonal_mask(target_ids, key_ids=mask),
+        shift_right(model, labels, target_ids),
+    )
+
+
+def source_places(
+    model: T5ForConditionalGeneration, mask: Tensor, is_packed: bool = False
+) -> Places:
+    """Returns those of the encoder; `mask` is as for `inputs_of`.
+
+    The articles of a packed row do not see each other. T5 knows distances alone, and those within
+    an article are the same wherever it lies.
+    """
+    hidden = block_diagonal_mask(mask) if is_packed else padding_bias(mask)
+    return Places(hidden, _buckets(model.encoder, mask.shape[1], mask.device))
+
+
+def target_places(
+    model: T5ForConditionalGeneration,
+    num_tokens: int,
+    device: torch.device,
+    sequence_ids: Tensor | None = None,
+) -> Places:
+    """Returns those of the decoder, which hide the future; with ids [B, T] others, too."""
+    position = torch.arange(num_tokens, device=device)
+    is_hidden = (position[None, :] > position[:, None])[None, None]
+    if sequence_ids is not None:
+        # Together, before they are numbers: twice the lowest one would be no number.
+        is_other = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
+        is_hidden = is_hidden | is_other
+    return Places(is_hidden.float() * _LOWEST, _buckets(model.decoder, num_tokens, device))
+
+
+def encode(
+    model: T5ForConditionalGeneration, input_ids: Tensor, places: Places, recompute: bool = False
 ) -> Tensor:
     """Returns the encoder's hidden states.
 
     Args:
         model: any T5.
         input_ids: [B, S], integer.
-        mask: [B, S], 1 for text and 0 for padding; of packed rows the number of the article in its
-            row, from 1 on.
+        places: from `source_places` or `inputs_of`.
         recompute: keep only what goes into each block, and compute the rest again in the backward
             pass, with the same dropout and the same autocast.
-        is_packed: whether a row has several articles, which do not see each other. T5 knows
-            distances alone, and those within an article are the same wherever it lies.
 
     Returns:
         [B, S, D].
     """
-    hidden = block_diagonal_mask(mask) if is_packed else padding_bias(mask)
-    bias = relative_bias(model.encoder, input_ids.shape[1]) + hidden
+    bias = bias_of(model.encoder, places)
     return _run(model.encoder, model.shared(input_ids), bias, recompute=recompute)
 
 
@@ -79,9 +146,9 @@ def decode(
     model: T5ForConditionalGeneration,
     decoder_input_ids: Tensor,
     encoded: Tensor,
-    mask: Tensor,
+    places: Places,
+    source_mask: Tensor,
     recompute: bool = False,
-    target_ids: Tensor | None = None,
 ) -> Tensor:
     """Returns the logits of every next token.
 
@@ -89,21 +156,16 @@ def decode(
         model: any T5.
         decoder_input_ids: [B, T], integer: the target, shifted right.
         encoded: [B, S, D], from `encode`.
-        mask: [B, S], as for `encode`.
+        places: from `target_places` or `inputs_of`.
+        source_mask: see `Inputs`.
         recompute: as for `encode`.
-        target_ids: [B, T] of packed rows: the number of the summary in its row, that of its
-            article; 0 for padding.
 
     Returns:
         [B, T, V].
     """
-    bias = causal_bias(model.decoder, decoder_input_ids.shape[1], target_ids)
+    bias = bias_of(model.decoder, places)
     embedded = model.shared(decoder_input_ids)
-    source_bias = (
-        padding_bias(mask) if target_ids is None else block_diagonal_mask(target_ids, key_ids=mask)
-    )
-    hidden = _run(model.decoder, embedded, bias, encoded, source_bias, recompute)
-    return to_logits(model, hidden)
+    return to_logits(model, _run(model.decoder, embedded, bias, encoded, source_mask, recompute))
 
 
 def shift_right(
@@ -127,25 +189,27 @@ def shift_right(
     return shifted.masked_fill(is_first, model.config.decoder_start_token_id)
 
 
-def relative_bias(stack: nn.Module, num_tokens: int) -> Tensor:
-    """[1, H, T, T], float32: what T5 adds to the scores for the distance of two tokens."""
-    attention = stack.block[0].layer[0].SelfAttention
-    bias: Tensor = attention.compute_bias(
-        num_tokens, num_tokens, device=attention.relative_attention_bias.weight.device
-    )
+def bias_of(stack: nn.Module, places: Places) -> Tensor:
+    """[1 or B, H, tokens, tokens]: what a stack adds to the scores of its attention to itself."""
+    learnt = stack.block[0].layer[0].SelfAttention.relative_attention_bias
+    # Asked for its weight, ZeRO-3 gathers that for whoever runs now, as its gradient needs it.
+    buckets = places.buckets.to(learnt.weight.device)
+    # The module is called, and not its weight used: FSDP2 gathers the weight then.
+    bias: Tensor = learnt(buckets).permute(2, 0, 1)[None] + places.mask
     return bias
 
 
-def causal_bias(stack: nn.Module, num_tokens: int, sequence_ids: Tensor | None = None) -> Tensor:
-    """[1 or B, H, T, T]: the relative bias, and the future hidden; with ids [B, T] others, too."""
-    bias = relative_bias(stack, num_tokens)
-    position = torch.arange(num_tokens, device=bias.device)
-    is_hidden = position[None, :] > position[:, None]
-    if sequence_ids is not None:
-        # Together, before they are numbers: twice the lowest one would be no number.
-        is_other = sequence_ids[:, None, :, None] != sequence_ids[:, None, None, :]
-        is_hidden = is_hidden | is_other
-    return bias + is_hidden.to(bias.dtype) * _LOWEST
+def _buckets(stack: nn.Module, num_tokens: int, device: torch.device) -> Tensor:
+    """[tokens, tokens] of T5's buckets of distances, of which each has a bias for each head."""
+    attention = stack.block[0].layer[0].SelfAttention
+    position = torch.arange(num_tokens, device=device)
+    buckets: Tensor = attention._relative_position_bucket(
+        position[None, :] - position[:, None],
+        bidirectional=not attention.is_decoder,
+        num_buckets=attention.relative_attention_num_buckets,
+        max_distance=attention.relative_attention_max_distance,
+    )
+    return buckets
 
 
 def padding_bias(mask: Tensor) -> Tensor:

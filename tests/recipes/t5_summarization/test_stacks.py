@@ -4,7 +4,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi.attention import fused_attention
-from recipes.t5_summarization.stacks import decode, encode
+from recipes.t5_summarization.stacks import decode, encode, inputs_of, source_places
 from tests.recipes.t5_summarization.conftest import tiny_t5
 
 # Large enough for activations to outweigh everything else: 8 rows of 128 source and 32 target
@@ -23,6 +23,13 @@ def _batch(num_rows=6, num_source=20, num_target=9, vocab_size=60):
     return ids * mask, mask, labels
 
 
+def _logits(model, ids, mask, labels, recompute=False):
+    inputs = inputs_of(model, mask, labels)
+    encoded = encode(model, ids, inputs.source, recompute)
+    target = inputs.target, inputs.source_mask
+    return decode(model, inputs.shifted, encoded, *target, recompute)
+
+
 @pytest.mark.parametrize("version", [{}, {"feed_forward_proj": "gated-gelu"}], ids=["T5", "T5 1.1"])
 def test_logits_and_gradients_are_those_of_transformers(version):
     torch.manual_seed(0)
@@ -33,8 +40,7 @@ def test_logits_and_gradients_are_those_of_transformers(version):
     expected.loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)
-    logits = decode(model, shifted, encode(model, ids, mask), mask)
+    logits = _logits(model, ids, mask, labels)
     F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-11)
     for name, parameter in model.named_parameters():
@@ -44,11 +50,7 @@ def test_logits_and_gradients_are_those_of_transformers(version):
 def test_what_stands_in_the_padding_does_not_matter():
     model = tiny_t5().eval()
     ids, mask, labels = _batch()
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)
-    both = [
-        decode(model, shifted, encode(model, ids + noise * (1 - mask), mask), mask)
-        for noise in (0, 7)
-    ]
+    both = [_logits(model, ids + noise * (1 - mask), mask, labels) for noise in (0, 7)]
     torch.testing.assert_close(both[0], both[1], rtol=0, atol=0)
 
 
@@ -61,9 +63,7 @@ def _step(model, device, recompute, dtype):
         before = vendor.memory_stats()["InUse"]
         vendor.reset_peak_memory_stats()
     with torch.autocast(device, dtype or torch.bfloat16, enabled=dtype is not None):
-        shifted = model.prepare_decoder_input_ids_from_labels(labels)
-        encoded = encode(model, ids, mask, recompute)
-        logits = decode(model, shifted, encoded, mask, recompute)
+        logits = _logits(model, ids, mask, labels, recompute)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
     loss.backward()
     peak = vendor.memory_stats()["MaxInUse"] - before if device == "hpu" else 0
@@ -96,7 +96,7 @@ def test_without_the_random_state_checkpointing_would_differ():
     for seed in (3, 4):
         torch.manual_seed(seed)
         ids, mask, _ = _batch(8, 128, 32, 128)
-        losses.append(encode(model, ids, mask).sum())
+        losses.append(encode(model, ids, source_places(model, mask)).sum())
     assert losses[0] != losses[1]
 
 
@@ -105,12 +105,10 @@ def test_attention_to_the_article_is_fused_where_the_switch_says_so():
     torch.manual_seed(0)
     model = tiny_t5().eval()
     ids, mask, labels = _batch()
-    shifted = model.prepare_decoder_input_ids_from_labels(labels)
 
     def run(device):
         model.zero_grad()
-        on = [t.to(device) for t in (ids, mask, shifted)]
-        logits = decode(model.to(device), on[2], encode(model, *on[:2]), on[1])
+        logits = _logits(model.to(device), *(t.to(device) for t in (ids, mask, labels)))
         logits.square().mean().backward()
         return logits.detach().cpu(), [p.grad.cpu() for p in model.parameters()]
 
