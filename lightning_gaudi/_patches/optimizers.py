@@ -69,15 +69,16 @@ def _takes_kernel(lists: Sequence[Tensors], options: Mapping[str, Any]) -> bool:
         and not (options["capturable"] or options["differentiable"] or options["has_complex"])
         and not any(isinstance(each, Tensor) for each in options.values())
         and kinds == {torch.float32}
-        and all(weight.is_hpu for weight in weights)
+        and all(weight.device.type == "hpu" for weight in weights)
         and all(step.is_cpu for step in steps)
     )
 
 
 def _step(lists: Any, device: Any, options: Mapping[str, Any]) -> None:
-    """Steps the weights of one device and dtype; those that began later have counts of their own."""
+    """Steps the weights of one device and dtype; one that began late has a count of its own."""
     counts = [float(step) for step in lists[-1]]
-    kernel = torch._fused_adamw_ if options.get("decoupled_weight_decay") else torch._fused_adam_
+    is_adamw = options.get("decoupled_weight_decay")
+    kernel: Any = torch._fused_adamw_ if is_adamw else torch._fused_adam_
     names = ("amsgrad", "beta1", "beta2", "lr", "weight_decay", "eps", "maximize")
     for count in dict.fromkeys(counts):
         at = [index for index, each in enumerate(counts) if each == count]

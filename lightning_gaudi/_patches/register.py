@@ -415,8 +415,8 @@ REGISTER = (
         checked=LIGHTNING,
         targets=("a _AutomaticOptimization:output_result_cls",),
         why=(
-            "Lightning divides each loss by the number of accumulated batches, also by 1. That is a "
-            "launch in forward and one in backward; a loss that is divided by 1 stays as it is."
+            "Lightning divides each loss by the number of accumulated batches, also by 1: a launch "
+            "in forward and one in backward. A loss that is divided by 1 stays as it is."
         ),
         without="each step launches two divisions by 1",
         undone="with the Trainer",
@@ -436,18 +436,18 @@ REGISTER = (
     Patch(
         name="mixed-weights",
         library="torch",
-        checked="2.6 to 2.13",
+        checked="2.13",
         targets=("torch.optim:Optimizer._group_tensors_by_device_and_dtype",),
         why=(
-            "torch has no operator for a list of DTensors and plain tensors, as a group of a tensor "
-            "parallel model is. With it each kind is stepped at once; other groups are as before."
+            "torch has no operator for a list of DTensors and plain tensors, as tensor parallelism "
+            "leaves a group. Each kind is stepped at once; other groups are as before."
         ),
         without="an optimizer launches eight operators for each weight of a tensor parallel model",
     ),
     Patch(
         name="adam-kernel",
         library="torch",
-        checked="2.6 to 2.13",
+        checked="2.13",
         targets=("torch.optim.adam:_multi_tensor_adam",),
         why=(
             "Adam and AdamW launch seven operators for what they step at once. The bridge has a "
@@ -455,6 +455,22 @@ REGISTER = (
             "Lightning. Weights on other devices are stepped as before."
         ),
         without="Adam and AdamW launch five operators more for each of their groups",
+    ),
+    Patch(
+        name="fsdp2-copies",
+        library="torch",
+        checked="2.13",
+        targets=(
+            "torch.distributed.fsdp._fully_shard._fsdp_collectives:_get_param_all_gather_inputs",
+            "torch.distributed.fsdp._fully_shard._fsdp_param_group:foreach_all_gather_copy_out",
+            "the operator fsdp:all_gather_copy_in for HPU",
+        ),
+        why=(
+            "torch copies and frees each weight that FSDP2 gathers by a launch of its own on an "
+            "HPU. The weights of a group share their memory, and are copied and freed at once. "
+            "Groups on other devices, and those of DTensors or of several dtypes, are as before."
+        ),
+        without="FSDP2 launches three copies for each weight and gathering",
     ),
     Patch(
         name="inductor",

@@ -216,7 +216,7 @@ def _groups(optimizer: Any) -> list[dict[str, Any]]:
     is_torchs = isinstance(optimizer, Optimizer) and type(optimizer).__module__.startswith(
         "torch.optim."
     )
-    return optimizer.param_groups if is_torchs else []  # type: ignore[union-attr]
+    return optimizer.param_groups if is_torchs else []
 
 
 def _may(group: dict[str, Any], mixes_weights: bool) -> bool:

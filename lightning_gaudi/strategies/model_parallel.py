@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
 from lightning_gaudi._patches.apply import replace
+from lightning_gaudi._patches.fsdp2 import gather_at_once
 from lightning_gaudi._patches.optimizers import step_kinds_apart
 
 from ..distributed.device_mesh import (
@@ -77,6 +78,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         self._freezing = FollowsFreezing(self.model)
         share_overflows(self.precision_plugin)
         step_kinds_apart()
+        gather_at_once()
 
     @override
     def model_to_device(self) -> None:

@@ -53,7 +53,7 @@ class Places(NamedTuple):
     """What the tokens of a stack may attend to, and how far apart they are."""
 
     mask: Tensor
-    """[B or 1, 1, tokens or 1, tokens], float32: 0, or a very negative number where it is hidden."""
+    """[B or 1, 1, tokens or 1, tokens], float32: 0, or a very negative number: it is hidden."""
     buckets: Tensor
     """[tokens, tokens], int64: which of T5's learnt biases is that of two tokens' distance."""
 
@@ -88,9 +88,7 @@ def inputs_of(
     return Inputs(
         source_places(model, mask, is_packed=target_ids is not None),
         target_places(model, labels.shape[1], labels.device, target_ids),
-        padding_bias(mask)
-        if target_ids is None
-        else block_diagonal_mask(target_ids, key_ids=mask),
+        padding_bias(mask) if target_ids is None else block_diagonal_mask(target_ids, key_ids=mask),
         shift_right(model, labels, target_ids),
     )
 

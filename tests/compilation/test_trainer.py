@@ -172,6 +172,42 @@ def test_what_a_model_names_is_checked(declared: Any) -> None:
         _fit(model, "regions", max_steps=1)
 
 
+class Beside(Model):
+    """Has its loss in a method of its own, and names that."""
+
+    compile_methods: Any = ("loss_of",)
+
+    def loss_of(self, output: Tensor) -> Tensor:
+        return (output * 2.0).square().mean() / 4.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.was_compiled = "loss_of" in vars(self)
+        return self.loss_of(self(batch[0]))
+
+
+def test_methods_that_a_model_names_are_compiled() -> None:
+    """And are not, once the fit has ended; in a region they are part of its graph."""
+    losses = {}
+    for names in (("loss_of",), ()):
+        model = Beside()
+        model.__class__.compile_methods = names
+        _fit(model, "regions", max_steps=3)
+        assert model.was_compiled is bool(names)
+        assert "loss_of" not in vars(model)
+        losses[names] = torch.stack(model.losses).cpu(), model.count("launch", 1)
+    (ours, few), (expected, many) = losses.values()
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=0)
+    assert few < many
+
+
+def test_names_of_methods_are_checked() -> None:
+    class Wrong(Model):
+        compile_methods = ("missing",)
+
+    with pytest.raises(ValueError, match=r"Wrong\.compile_methods is \('missing',\), .* methods"):
+        _fit(Wrong(), "regions", max_steps=1)
+
+
 class Watched(Model):
     """Makes copies in the middle of training."""
 

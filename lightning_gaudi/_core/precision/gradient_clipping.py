@@ -66,7 +66,8 @@ def _sharded_parameters(wrapped: FullyShardedDataParallel) -> Sequence[Tensor]:
     if (handle := wrapped._handle) is None:
         return ()
     flat: Any = handle.flat_param
-    return flat._params if handle._use_orig_params else (flat,)  # type: ignore[no-any-return]
+    found: Sequence[Tensor] = flat._params if handle._use_orig_params else (flat,)
+    return found
 
 
 @torch.no_grad()
@@ -122,11 +123,13 @@ def _clip(
 ) -> Tensor:
     """Clips what this rank has of all gradients, by the groups that they are in shards over."""
     norm_type = float(norm_type)  # which may be "inf", as torch takes it
-    is_on_card = any(parts) or any(each.is_hpu for held in parts.values() for each in held)
+    is_on_card = any(parts) or any(
+        each.device.type == "hpu" for held in parts.values() for each in held
+    )
     device = torch.device("hpu" if is_on_card else "cpu")
     powers = []
     for groups, held in parts.items():
-        power = _power(held, norm_type, device)
+        power = power_of_norm(held, norm_type, device)
         for group in groups:
             kind = dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM
             dist.all_reduce(power, kind, group=group)
@@ -145,7 +148,7 @@ def _clip(
     return norm
 
 
-def _power(held: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
+def power_of_norm(held: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
     """Returns the p-th power of the norm of some tensors, or their largest element's size.
 
     Low precisions are summed in float32, since ranks add what others have rounded.
@@ -153,7 +156,7 @@ def _power(held: list[Tensor], norm_type: float, device: torch.device) -> Tensor
     held = [each for each in held if each.numel()]
     if not held:
         return torch.zeros((), device=device)
-    is_plain = all(each.is_hpu and each.dtype == torch.float32 for each in held)
+    is_plain = all(each.device.type == "hpu" and each.dtype == torch.float32 for each in held)
     if norm_type == 2 and is_plain and not vendor.is_lazy():
         return vendor.total_norm(held).square_()
     norms = []

@@ -434,7 +434,9 @@ def fused_clip_norm(gradients: list[torch.Tensor], max_norm: float) -> torch.Ten
     # The kernel writes the norm into the last tensor of the list, and returns it.
     held = [*gradients, gradients[0].new_empty(1)]
     with torch.no_grad():
-        norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(held, _limit(gradients[0], max_norm), 2.0)
+        norm: torch.Tensor = torch.ops.hpu.fused_clip_norm(
+            held, _limit(gradients[0], max_norm), 2.0
+        )
     return norm.reshape(())
 
 

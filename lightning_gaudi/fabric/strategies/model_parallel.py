@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from typing_extensions import override
 
 from lightning_gaudi._core.precision.gradient_clipping import clip_dtensor_norm, clip_dtensor_value
+from lightning_gaudi._patches.fsdp2 import gather_at_once
 from lightning_gaudi._patches.optimizers import step_kinds_apart
 
 from ...distributed.device_mesh import (
@@ -66,6 +67,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         draw_alike(self.device_mesh)
         share_overflows(self.precision)
         step_kinds_apart()
+        gather_at_once()
         # Before FSDP2's own hook, which gathers the weights.
         parallel.register_forward_pre_hook(FollowsFreezing(parallel).update, prepend=True)
         self._note_replaced(before, parallel)
