@@ -735,6 +735,23 @@ REGISTER = (
         undone="with the engine",
     ),
     Patch(
+        name="deepspeed-norms",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=(
+            "a ZeROOptimizer:get_grad_norm_direct",
+            "deepspeed.runtime.zero.stage_1_and_2:combine_grad_norm_groups",
+            "deepspeed.runtime.zero.stage_1_and_2:is_invalid_grad_norm",
+            "deepspeed.runtime.zero.stage3:combine_grad_norm_groups",
+            "deepspeed.runtime.zero.stage3:is_invalid_grad_norm",
+        ),
+        why=(
+            "ZeRO launches a norm for each weight, and waits for each group of weights to see "
+            "whether the norm is a number. All of a group is measured at once, and looked at once."
+        ),
+        without="ZeRO launches a norm for each weight, and waits several times a step",
+    ),
+    Patch(
         name="deepspeed-step",
         library="deepspeed",
         checked=_DEEPSPEED,

@@ -21,6 +21,7 @@ from ..config.offload import check_stepping
 from ..config.optimizers import take_vendors
 from . import memory
 from .lifecycle import leave_last_engine, move_to_card, refuse_unfrozen
+from .norms import measure_at_once
 from .regions import begin_steps_with_engine
 
 _CARD = 0
@@ -64,6 +65,7 @@ def make_engine(
     if is_stage_3(config):
         begin_steps_with_engine(engine)
     memory.share_equal_copies(engine.optimizer)
+    measure_at_once(engine.optimizer)
     refuse_unfrozen(engine, model)
     engines.note(model, engine)
     return engine, wrapped
