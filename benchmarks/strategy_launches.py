@@ -49,7 +49,8 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "ZeRO-1": ("--trainer.strategy=deepspeed_stage_1",),
     "ZeRO-2": ("--trainer.strategy=deepspeed_stage_2",),
     "ZeRO-3": ("--trainer.strategy=deepspeed_stage_3",),
-    "FSDP": ("--trainer.strategy=fsdp",),
+    # Its flat weights cannot be told apart, and so decay all or not at all.
+    "FSDP": ("--trainer.strategy=fsdp", "--model.weight_decay=0"),
     "FSDP2": _FSDP2,
     "tensor parallel": _TENSORS,
 }

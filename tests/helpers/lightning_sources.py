@@ -164,6 +164,9 @@ KNOWN: dict[str, list[str]] = {
     "trainer.callbacks.callback.Callback.state_dict": ["50ac8667b83e"],
     "trainer.callbacks.pruning.ModelPruning.on_save_checkpoint": ["f08d776f91ee"],
     "trainer.callbacks.pruning.ModelPruning.setup": ["855a29f9b80e"],
+    "trainer.loops.optimization.automatic.ClosureResult.from_training_step_output": [
+        "1f1d12d6ce28"
+    ],
     "trainer.loops.fit_loop._FitLoop.on_advance_end": ["a87ac6110b43"],
     "trainer.loops.fit_loop._FitLoop.on_advance_start": ["eb489cd65209"],
     "trainer.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": [

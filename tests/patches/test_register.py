@@ -210,6 +210,14 @@ def _foreign_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 OWN = {
+    # What FSDP2 itself makes of its weights after the first gathering.
+    "_patches/fsdp2.py": {
+        "each._unsharded_param",
+        "each.all_gather_outputs",
+        "fsdp_params[0].__dict__[_WHOLE]",
+    },
+    # A tensor that was made in the same step.
+    "deepspeed/engine/norms.py": {"setattr(norm, _INVALID, not math.isfinite(value) or value < 0)"},
     # Objects of our own.
     "_core/mirror.py": {"setattr(sys.modules[package], name, found)", "spec.loader"},
     "_core/processes/__init__.py": {"self._ranks.is_quiet"},
