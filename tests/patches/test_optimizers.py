@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ NUM_STEPS = 3
 
 
 @pytest.fixture(autouse=True)
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adam, "_multi_tensor_adam", adam._multi_tensor_adam)
     step_adam_by_kernel()
-    yield
 
 
 def _stepped(device: str, kind: Any, dtype: torch.dtype, **settings: Any) -> tuple[Any, list[int]]:
