@@ -41,7 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"_core", "_patches", "untrusted"},
     "callbacks": {"_core", "compilation", "reliability"},
     "checkpoint": {"_core", "_version", "reliability", "untrusted"},
-    "profiler": {"_core", "checkpoint", "compilation", "untrusted"},
+    "profiler": {"_core", "compilation", "untrusted"},
     "distributed": {"_core", "compilation", "reliability", "strategy_table", "untrusted"},
     "deepspeed": {"_core", "_patches", "checkpoint", "distributed", "untrusted"},
     "fabric": {

@@ -40,14 +40,25 @@ def step_kinds_apart() -> None:
         return found
 
 
-def step_adam_by_kernel() -> None:
+_is_by_kernel = False
+
+
+def step_adam_by_kernel(is_wanted: bool) -> None:
     """Has Adam and AdamW step what they step at once by the card's kernel for that, if it has one.
 
     torch composes the step of seven operators for lists. Its option `fused` takes the kernel, too,
     but Lightning refuses to clip gradients for such an optimizer, and it keeps its counts of steps
     on the card. Here they stay on the host, as `foreach` has them. The sums are the same in
     float32, rounded elsewhere; narrower ones would not be, and are left to torch.
+
+    Args:
+        is_wanted: Whether what is set up now takes it: where weights are in shards. Elsewhere a
+            simulated card's weights stay the CPU's to the bit.
     """
+    global _is_by_kernel
+    _is_by_kernel = is_wanted
+    if not is_wanted:
+        return
 
     @wrap("adam-kernel", adam, "_multi_tensor_adam")
     def step(original: Callable[..., None], *lists: Any, **options: Any) -> None:
@@ -64,7 +75,8 @@ def _takes_kernel(lists: Sequence[Tensors], options: Mapping[str, Any]) -> bool:
     weights, *_, steps = lists
     kinds = {weight.dtype for some in lists[:4] for weight in some}
     return (
-        vendor.has_adam_kernel()
+        _is_by_kernel
+        and vendor.has_adam_kernel()
         and not torch.compiler.is_compiling()
         and not (options["capturable"] or options["differentiable"] or options["has_complex"])
         and not any(isinstance(each, Tensor) for each in options.values())

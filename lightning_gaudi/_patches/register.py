@@ -452,7 +452,7 @@ REGISTER = (
         why=(
             "Adam and AdamW launch seven operators for what they step at once. The bridge has a "
             "kernel for the whole since 1.24; torch's option for it, fused, rules out clipping in "
-            "Lightning. Weights on other devices are stepped as before."
+            "Lightning. Where weights are whole they are stepped as before, as on other devices."
         ),
         without="Adam and AdamW launch five operators more for each of their groups",
     ),

@@ -190,7 +190,8 @@ class OneBucket:
     DistributedDataParallel copies each gradient into its bucket, a launch of the card for each
     weight, so that buckets can be reduced while backward goes on. A single bucket is reduced at the
     end in any case; here it is filled by one launch. The values are the same: each rank's gradients
-    are divided by the number of ranks, and added.
+    are divided by the number of ranks, and added. It costs the memory of DistributedDataParallel's
+    own bucket, which is there and stays unused: 230 MiB at most.
 
     Args:
         wrapped: The module; see `fits`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -10,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
-
-from ..checkpoint.atomic import write_atomically
 
 # The categories of an event of the device, Kineto's and those of the vendor's writer (1.19).
 _DEVICE_EVENT = re.compile(
@@ -69,11 +68,21 @@ def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bo
         export(exported)
         if _is_local_file_protocol(target):
             _make_folder(Path(target).parent, target)
-            with exported.open("rb") as source:
-                write_atomically(Path(target), lambda file: shutil.copyfileobj(source, file))
+            _put_in_place(exported, Path(target))
         else:
             get_filesystem(target).put_file(str(exported), target)
         return look(exported)
+
+
+def _put_in_place(exported: Path, target: Path) -> None:
+    """Copies a file to `target`, which keeps what it had until the copy is whole."""
+    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(exported, beside)
+        beside.replace(target)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, f"Could not save {target}: {error.strerror}") from error
 
 
 def _export(profile: Any, target: Path) -> None:

@@ -119,7 +119,7 @@ class HPUStrategy(HPUMixin):
         if trainer.state.fn == TrainerFn.FITTING:
             _check_averages(trainer)
             _leave_losses_whole(trainer)
-            step_adam_by_kernel()
+            step_adam_by_kernel(not self.has_whole_weights)
         # After the wrapping, so that what is compiled are the layers as they will run.
         self.compiler.compile(self.lightning_module, with_root=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ NUM_STEPS = 3
 
 
 @pytest.fixture(autouse=True)
-def _kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(adam, "_multi_tensor_adam", adam._multi_tensor_adam)
-    step_adam_by_kernel()
+    step_adam_by_kernel(True)
+    yield
+    step_adam_by_kernel(False)
 
 
 def _stepped(device: str, kind: Any, dtype: torch.dtype, **settings: Any) -> tuple[Any, list[int]]:
@@ -72,3 +75,10 @@ def test_narrow_weights_and_older_releases_are_stepped_by_torch(
     torch.testing.assert_close(ours, expected, rtol=0, atol=0)
     _, without = _stepped("hpu", torch.optim.AdamW, torch.float32)
     assert min(counts[-1], without[-1]) >= 7
+
+
+def test_where_weights_are_whole_they_stay_the_cpu_s_to_the_bit() -> None:
+    step_adam_by_kernel(False)
+    ours, _ = _stepped("hpu", torch.optim.AdamW, torch.float32, weight_decay=0.1)
+    expected, _ = _stepped("cpu", torch.optim.AdamW, torch.float32, weight_decay=0.1, foreach=True)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=0)

@@ -295,6 +295,7 @@ OWN = {
     # Of a process that rehearses, and ends then.
     "tools/plan/dry_run.py": {"group._check_cards"},
     "tools/plan/trainer.py": {
+        "self._trainer.__class__",
         "loader.num_workers",
         "self._trainer.strategy.teardown",
         "strategy.setup",
@@ -389,6 +390,10 @@ OWN = {
         "layer.keys",
         "layer.values",
         "mode.may_turn_const",
+    },
+    # A user's model, which is converted because they asked for it.
+    "inference/fp8.py": {
+        "setattr(model.get_submodule(parent), child, Fp8Linear(layer, largest[name], limit))",
     },
     # A user's model, which is cut up because they asked for it; and a configuration's copy.
     "inference/tensor_parallel.py": {

@@ -124,7 +124,7 @@ def test_losses_in_bf16_are_those_of_ddp_in_bf16_with_masters_in_fp32(
     """
     is_reduced_in_parts = stage > 1 and run.name != "adamw"
     is_ordered = run.num_ranks > 2
-    tolerance = 3e-3 if is_reduced_in_parts or is_ordered else 0.0
+    tolerance = 4e-3 if is_reduced_in_parts or is_ordered else 0.0
     _assert_near(run.losses[stage, precision], run.losses["bf16"], tolerance)
 
 

@@ -129,7 +129,7 @@ class HPUStrategy(HPUMixin):
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Lets the optimizer step the parameters on the HPU, even if it was made before them."""
         self._follow(optimizer)
-        step_adam_by_kernel()
+        step_adam_by_kernel(not self.has_whole_weights)
         found: Optimizer = super().setup_optimizer(optimizer)
         return found
 
