@@ -159,7 +159,8 @@ def test_clipping_that_looks_at_nothing_is_the_vendors_kernel() -> None:
     norm = torch.cat([gradient.flatten() for gradient in expected]).norm()
     before = {name: vendor.metric(name)["TotalNumber"] for name in ("launch", "host_sync")}  # type: ignore[index]
     found = fabric.clip_gradients(model, optimizer, max_norm=0.1, error_if_nonfinite=False)
-    assert vendor.metric("launch")["TotalNumber"] - before["launch"] == 3  # type: ignore[index]
+    # The limit is filled, once for all steps, and the kernel clips.
+    assert vendor.metric("launch")["TotalNumber"] - before["launch"] == 2  # type: ignore[index]
     assert vendor.metric("host_sync")["TotalNumber"] == before["host_sync"]  # type: ignore[index]
     torch.testing.assert_close(found.cpu(), norm)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
