@@ -25,7 +25,6 @@ from typing_extensions import override
 from lightning_gaudi._core import collectives, progress, vendor
 from lightning_gaudi._core.tied_weights import kept_tied
 from lightning_gaudi._patches.apply import replace
-from lightning_gaudi._patches.optimizers import step_adam_by_kernel
 from lightning_gaudi.compilation.settings import Compilation
 from lightning_gaudi.reliability.finite import MAX_STEPS
 from lightning_gaudi.reliability.guard import Part
@@ -119,7 +118,7 @@ class HPUStrategy(HPUMixin):
         if trainer.state.fn == TrainerFn.FITTING:
             _check_averages(trainer)
             _leave_losses_whole(trainer)
-            step_adam_by_kernel(not self.has_whole_weights)
+            _step_shards_by_kernel(self, True)
         # After the wrapping, so that what is compiled are the layers as they will run.
         self.compiler.compile(self.lightning_module, with_root=False)
 
@@ -281,11 +280,20 @@ class HPUStrategy(HPUMixin):
     def teardown(self) -> None:
         """Moves the model to the CPU, uncompiled and with its tied weights tied."""
         self.compiler.remove()
+        _step_shards_by_kernel(self, False)
         try:
             self.guard.close()
         finally:
             with kept_tied(self.lightning_module):
                 super().teardown()
+
+
+def _step_shards_by_kernel(strategy: HPUStrategy, is_wanted: bool) -> None:
+    """Has Adam step shards by the card's kernel, or not any more; whole weights never."""
+    if not strategy.has_whole_weights:
+        from lightning_gaudi._patches.optimizers import step_adam_by_kernel
+
+        step_adam_by_kernel(is_wanted)
 
 
 class _WholeLoss(ClosureResult):
