@@ -22,6 +22,10 @@ from .apply import require, wrap
 
 _PATCH = "fsdp2-copies"
 _IN = "all_gather_copy_in"
+_ARGUMENTS = [
+    *("all_gather_inputs", "all_gather_output", "inp_split_sizes"),
+    *("all_gather_input_numel", "rank"),
+]
 
 _operators: list[torch.library.Library] = []
 
@@ -30,7 +34,10 @@ def gather_at_once() -> None:
     """Has FSDP2 do so from now on; what it gathers on other devices, or otherwise, stays."""
     require(_PATCH, _fsdp_param.FSDPParam, "free_unsharded_param", "init_unsharded_param")
     can_override = "allow_override" in signature(torch.library.Library.impl).parameters
-    if can_override and not _operators:
+    schema: Any = torch.ops.fsdp.all_gather_copy_in.default._schema
+    # Other releases of torch have the operator make the output, which stays theirs.
+    is_known = [each.name for each in schema.arguments] == _ARGUMENTS
+    if can_override and is_known and not _operators:
         # torch registers one for HPU, by which it copies each shard.
         library: Any = torch.library.Library("fsdp", "IMPL")  # type: ignore[no-untyped-call]
         library.impl(_IN, _copy_in, "HPU", allow_override=True)
