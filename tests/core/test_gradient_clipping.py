@@ -95,3 +95,12 @@ def test_gradients_of_several_meshes_are_clipped_as_if_in_one_place(tmp_path: Pa
 
 def test_without_gradients_the_norm_is_0() -> None:
     assert clip_dtensor_norm([nn.Parameter(torch.zeros(1))], 1.0) == 0
+
+
+@pytest.mark.parametrize("norm_type", [0.0, -1.0, -math.inf, math.nan])
+def test_a_norm_that_ranks_cannot_add_up_is_refused(norm_type: float) -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"by the norm of order .*Pass a norm_type above 0"):
+        clip_dtensor_norm([weight], 1.0, norm_type)
+    torch.testing.assert_close(weight.grad, torch.ones(2), rtol=0, atol=0)

@@ -41,10 +41,13 @@ def clip_fsdp_norm(
         model: What is, or has in it, modules wrapped in FullyShardedDataParallel.
         optimizer: Of some of its parameters.
         max_norm: In units of the gradients.
-        norm_type: The p of the norm; may be infinite.
+        norm_type: The p of the norm, above 0; may be infinite.
 
     Returns:
         The norm before clipping, of shape (), on the card: nobody waits for it.
+
+    Raises:
+        ValueError: `norm_type` is not above 0.
     """
     groups: dict[Tensor, Groups] = {}
     # A rank may have no gradient in some group, and still takes part in its sums.
@@ -83,7 +86,7 @@ def clip_dtensor_norm(
     Args:
         parameters: Those whose gradients are meant, of any meshes and placements.
         max_norm: In units of the gradients.
-        norm_type: The p of the norm; may be infinite.
+        norm_type: The p of the norm, above 0; may be infinite.
         error_if_nonfinite: Whether to wait for the norm and look at it.
 
     Returns:
@@ -92,6 +95,7 @@ def clip_dtensor_norm(
 
     Raises:
         RuntimeError: The norm is infinite or not a number, and `error_if_nonfinite`.
+        ValueError: `norm_type` is not above 0.
     """
     parts: dict[Groups, list[Tensor]] = {}
     for gradient in _gradients(parameters):
@@ -123,6 +127,11 @@ def _clip(
 ) -> Tensor:
     """Clips what this rank has of all gradients, by the groups that they are in shards over."""
     norm_type = float(norm_type)  # which may be "inf", as torch takes it
+    if not norm_type > 0:
+        raise ValueError(
+            f"Gradients in shards cannot be clipped by the norm of order {norm_type}. Pass a "
+            "norm_type above 0, which may be infinite."
+        )
     is_on_card = any(parts) or any(
         each.device.type == "hpu" for held in parts.values() for each in held
     )
