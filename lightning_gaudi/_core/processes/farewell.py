@@ -339,8 +339,7 @@ class Farewell:
                     pause_s = min(1.5 * pause_s, _DEATH_S)
             if self.rank == 0 and outcome == _ALL:
                 self._stay_until_heard()
-        except RuntimeError:  # torch's of a connection
-            # A RuntimeError is torch's of a broken connection.
+        except RuntimeError:  # torch's of a broken connection
             return _NO_STORE
         return None if outcome == _ALL else outcome
 

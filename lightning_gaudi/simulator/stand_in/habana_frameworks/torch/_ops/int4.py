@@ -8,6 +8,8 @@ bits first; `(number - zero_point) * scale`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..._release import release
@@ -50,26 +52,14 @@ def convert_from_uint4(
     Raises:
         RuntimeError: The input is not packed in int32, or a shape does not fit.
     """
-    numbers = _unpacked(input).float()
-    return _converted(
-        numbers, input, scale, zero_point, out_dtype, group_index, disable_fp8_clipping
-    )
+    more = (zero_point, out_dtype, group_index, disable_fp8_clipping)
+    return _converted(_unpacked(input).float(), input, scale, *more)
 
 
 @operator(f"convert_from_int4{_SCHEMA}", fake=_shape_alone)
-def convert_from_int4(
-    input: torch.Tensor,
-    scale: torch.Tensor,
-    zero_point: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    group_index: torch.Tensor | None = None,
-    disable_fp8_clipping: bool = False,
-) -> torch.Tensor:
+def convert_from_int4(input: torch.Tensor, scale: torch.Tensor, *more: Any) -> torch.Tensor:
     """`convert_from_uint4` of numbers between -8 and 7."""
-    numbers = ((_unpacked(input) ^ 8) - 8).float()
-    return _converted(
-        numbers, input, scale, zero_point, out_dtype, group_index, disable_fp8_clipping
-    )
+    return _converted(((_unpacked(input) ^ 8) - 8).float(), input, scale, *more)
 
 
 def _unpacked(packed: torch.Tensor) -> torch.Tensor:
@@ -87,8 +77,8 @@ def _converted(
     scale: torch.Tensor,
     zero_point: torch.Tensor | None,
     out_dtype: torch.dtype,
-    group_index: torch.Tensor | None,
-    disable_fp8_clipping: bool,
+    group_index: torch.Tensor | None = None,
+    disable_fp8_clipping: bool = False,
 ) -> torch.Tensor:
     if zero_point is not None:
         is_packed = zero_point.dtype == torch.int32 and zero_point.dtype == packed.dtype
