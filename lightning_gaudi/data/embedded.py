@@ -17,12 +17,12 @@ import os
 import platform
 import re
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lightning_gaudi._core.cache import cache_folder
+from lightning_gaudi._core.whole_file import put_whole
 from lightning_gaudi.data.text import count_words, paragraphs, sentences
 from lightning_gaudi.untrusted import parse_json
 
@@ -138,16 +138,8 @@ def _is_document(value: object) -> bool:
 def _write(path: Path, documents: list[list[str]]) -> None:
     """Writes beside the target and moves it there, so that others see the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=path.stem, suffix=".tmp", delete=False
-    ) as file:
-        try:
-            json.dump(documents, file)
-            file.flush()
-        except OSError:
-            Path(file.name).unlink()
-            raise
-    Path(file.name).replace(path)
+    with put_whole(path) as file:
+        file.write(json.dumps(documents).encode())
 
 
 def _build(roots: dict[str, Path], standard_library: bool) -> list[list[str]]:

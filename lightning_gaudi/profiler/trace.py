@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol, get_filesystem
+
+from lightning_gaudi._core.whole_file import put_whole
 
 # The categories of an event of the device, Kineto's and those of the vendor's writer (1.19).
 _DEVICE_EVENT = re.compile(
@@ -67,22 +69,14 @@ def _save(export: Callable[[Path], None], target: str, look: Callable[[Path], bo
         exported = Path(folder, Path(target).name)
         export(exported)
         if _is_local_file_protocol(target):
-            _make_folder(Path(target).parent, target)
-            _put_in_place(exported, Path(target))
+            folder_of_target = Path(target).parent
+            with _said_of(target, f": {folder_of_target}"):
+                folder_of_target.mkdir(parents=True, exist_ok=True)
+            with exported.open("rb") as source, _said_of(target), put_whole(Path(target)) as file:
+                shutil.copyfileobj(source, file)
         else:
             get_filesystem(target).put_file(str(exported), target)
         return look(exported)
-
-
-def _put_in_place(exported: Path, target: Path) -> None:
-    """Copies a file to `target`, which keeps what it had until the copy is whole."""
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(exported, beside)
-        beside.replace(target)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise OSError(error.errno, f"Could not save {target}: {error.strerror}") from error
 
 
 def _export(profile: Any, target: Path) -> None:
@@ -103,10 +97,11 @@ def _export(profile: Any, target: Path) -> None:
             )
 
 
-def _make_folder(folder: Path, target: str) -> None:
+@contextmanager
+def _said_of(target: str, place: str = "") -> Iterator[None]:
+    """Names the target in an error of the block, and a place where another one is meant."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise OSError(
-            error.errno, f"Could not save {target}: {error.strerror}: {folder}"
-        ) from error
+        message = f"Could not save {target}: {error.strerror}{place}"
+        raise OSError(error.errno, message) from error

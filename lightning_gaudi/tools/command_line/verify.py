@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gaudi import measured_card
+from lightning_gaudi._core.whole_file import put_whole
 from lightning_gaudi.tools.command_line.catalog import UsageError, local_file
 from lightning_gaudi.tools.command_line.sigterm import unwound_by_sigterm
 from lightning_gaudi.tools.command_line.simulate import become
@@ -110,11 +110,11 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace, launcher: Sequence[str]) -> int:
     from lightning_gaudi.tools.verify import hosts, report, run
 
-    num_kept = 0
+    is_kept = False
 
     def keep(found: Verification) -> None:
-        nonlocal num_kept
-        num_kept += 1
+        nonlocal is_kept
+        is_kept = True
         _write(found, options.output)
 
     try:
@@ -125,7 +125,7 @@ def _measure(options: argparse.Namespace, launcher: Sequence[str]) -> int:
             wanted = run.Options(_parts(options.only, run.PARTS), options.quick, options.patience)
             found = run.verify(wanted, _Progress(), keep)
     except (KeyboardInterrupt, SystemExit):
-        if num_kept:
+        if is_kept:
             said = f"what was measured until now is in {options.output}"
             print(f"lightning-gaudi verify: {shown(said)}", file=sys.stderr, flush=True)
         raise
@@ -183,13 +183,10 @@ def _write(found: Verification, path: Path) -> None:
     from lightning_gaudi.tools.doctor import Machine
 
     text = Machine().without_home(json.dumps(found.as_json(), indent=1)) + "\n"
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_text(text, "utf-8")
-        beside.replace(path)
+        with put_whole(path) as file:
+            file.write(text.encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 

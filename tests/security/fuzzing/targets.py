@@ -66,6 +66,7 @@ EXEMPT = {
     "lightning_gaudi.tools.plan.plan:_free_bytes": _KERNEL,
     "lightning_gaudi.profiler.hpu:HPUProfiler._begin_step": _SYNC,
     "lightning_gaudi.profiler.trace:_export": "profiler.trace has what it leaves",
+    "lightning_gaudi.profiler.trace:_save": "profiler.trace has what it leaves",
     "lightning_gaudi.reliability.stacks:busy_s": _KERNEL,
     "lightning_gaudi.reliability.heartbeat_store:Board.opened": _MEMORY,
     "lightning_gaudi.reliability.stacks:Question.__init__": "it opens what the next reads",
