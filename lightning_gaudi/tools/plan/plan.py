@@ -81,6 +81,8 @@ _NOTHING_RAN = (
     "(lightning_gaudi.tools.plan.plan.plan_module)"
 )
 
+_FAILED = "nothing in it had used a card by then: mend what it says itself"
+
 _SHARDED_WEIGHTS = "ZeRO-3 on 8 cards"
 _CHECKPOINTED = ", activation checkpointing"
 
@@ -254,12 +256,14 @@ class _Way:
                 env = _environment(asked.environment(written), self.cards)
                 status, output = _run(self.command, env, _Progress(result, what, self.tell))
                 reason = f"the program ended with status {status}"
+                nothing = _FAILED if status else _NOTHING_RAN
             except FileNotFoundError:
                 raise PlanError(f"{self.command[0]}: command not found.") from None
             except subprocess.TimeoutExpired:
                 output, reason = "", f"it took more than {_ENOUGH} seconds"
+                nothing = _NOTHING_RAN
             found = read_results(result)
-        why = (reason, output)
+        why = (reason, nothing, output)
         at = next((index for index, each in enumerate(found) if "on" in each), None)
         if at is None:
             yield self._planned(found, self.cards, why)
@@ -272,21 +276,22 @@ class _Way:
         yield self._planned(found[at + 1 :], others, why)
 
     def _planned(
-        self, found: list[dict[str, Any]], cards: Sequence[Card], why: tuple[str, str]
+        self, found: list[dict[str, Any]], cards: Sequence[Card], why: tuple[str, str, str]
     ) -> Planned:
         """Returns the plan of a rehearsal.
 
         Args:
             found: The results that the program has written.
             cards: The cards that it was judged by.
-            why: How the program ended and what it printed, for the error if results are missing.
+            why: How the program ended, what it means that no card was used, and what it printed,
+                for the error if results are missing.
         """
         errors = [each["error"] for each in found if "error" in each]
         first = next((each for each in found if "rehearsed" in each), None)
         last = next((each for each in found if "largest" in each), None)
         if errors or first is None or last is None:
-            what = _NOTHING_RAN if first is None else "no largest batch was found"
-            reason, output = why
+            reason, nothing, output = why
+            what = nothing if first is None else "no largest batch was found"
             error = errors[0] if errors else f"{reason}, and {what}.\n{output}"
             instead = next((each.get("instead", "") for each in found if "error" in each), "")
             return Planned(self.request, self.change, None, error=error.strip(), instead=instead)
