@@ -54,6 +54,7 @@ _MODELS = {
 }
 """By the name that the runs give them."""
 _CHAT = "{% for message in messages %}{{ message['content'] }}{{ eos_token }}{% endfor %}"
+_EMBEDDED = ["--data.source=embedded", "--data.path=null", "--data.subset=null"]
 _NUM_ROWS = 600
 _NUM_WORDS = 1500
 """Of a text: each has more than the longest row of a run that does not join them."""
@@ -98,13 +99,13 @@ def _overrides(recipe: str, run: Run, config: Any, folder: Path) -> list[str]:
     if recipe == "text_to_image":
         return [f"--model.name={_pipeline(folder)}"]
     if recipe == "bert_pretraining":  # its model has no name, and its tokenizer is learnt
-        return ["--data.source=embedded", "--data.path=null", "--data.tokenizer=null"]
+        return [*_EMBEDDED, "--data.tokenizer=null"]
     model = _model(config["model"]["name"], folder)
     found = [f"--model.name={model}", f"--data.tokenizer={model}"]
     if recipe == "llm_finetuning" or run.name == "tldr_news_8x":
         found += ["--data.source=path", f"--data.path={_rows(folder)}", "--data.subset=null"]
     elif recipe != "text_generation":
-        found += ["--data.source=embedded", "--data.path=null", "--data.subset=null"]
+        found += _EMBEDDED
     return found
 
 
