@@ -109,6 +109,18 @@ def test_dropout_does_not_wait_for_the_device():
     assert dict(metric.stats())["TotalNumber"] == 0
 
 
+@pytest.mark.parametrize("recompute", [True, False])
+@pytest.mark.parametrize("least", [-math.inf, torch.finfo(torch.float32).min, -1e4, -200.0])
+def test_hidden_keys_get_no_gradient(recompute, least):
+    q, k, v = _qkv(device="hpu")
+    mask = torch.zeros(1, 1, T, S)
+    mask[..., 2:4] = least
+    FusedSDPA.apply(q, k, v, mask.to("hpu"), 0.0, False, 0.3, "None", recompute).sum().backward()
+    for tensor in (k, v):
+        assert not tensor.grad[:, :, 2:4].any()
+        assert tensor.grad[:, :, :2].any()
+
+
 def test_bf16_stays_near_fp32():
     half = _qkv(device="hpu", dtype=torch.bfloat16)
     out = FusedSDPA.apply(*half)

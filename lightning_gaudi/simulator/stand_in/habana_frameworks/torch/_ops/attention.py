@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from ._library import operator
-from .attention_masks import Window, hidden_keys, softmax_with_sink
+from .attention_masks import Window, exp_, hidden_keys, softmax_with_sink
 
 _SOFTMAX_MODES = ("none", "fast", "fp32")
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? attention_mask, float p, float scale, "
@@ -258,7 +258,7 @@ def sdpa_recomp_bwd(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the gradients of `sdpa_recomp_fwd`, with the probabilities computed again."""
     scores = scores_of(q, k, attention_mask, scale, is_causal)
-    probabilities = scores.sub_(m).exp_().mul_(linv)
+    probabilities = exp_(scores.sub_(m)).mul_(linv)
     kept = None
     if p > 0:
         assert seed is not None, "the forward pass returned a seed"

@@ -5,6 +5,7 @@ B batch, H query heads, T query tokens, S key tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,8 @@ import torch
 Window = Sequence[int]
 _PADDING = ("left", "right")
 _EVERYWHERE = (-1, -1)
+_LEAST = -87.0
+"""About where exponentials in fp32 cease to be normal numbers."""
 
 
 def is_open(window: Window | None) -> bool:
@@ -106,8 +109,20 @@ def softmax_with_sink(
     """
     logits = sink_logits(sink, scores)
     m = scores.amax(-1, keepdim=True)
-    m = m if logits is None else torch.maximum(m, logits)
-    exponentials = (scores - m).exp_()
-    sums = exponentials.sum(-1, keepdim=True)
-    linv = 1 / (sums if logits is None else sums + (logits - m).exp())
+    if logits is None:
+        probabilities = scores.softmax(-1)
+        return probabilities, m, probabilities.amax(-1, keepdim=True)  # 1 / sum, as exp(0) is 1
+    m = torch.maximum(m, logits)
+    exponentials = exp_(scores - m)
+    linv = 1 / (exponentials.sum(-1, keepdim=True) + (logits - m).exp())
     return exponentials.mul_(linv), m, linv
+
+
+def exp_(differences: torch.Tensor) -> torch.Tensor:
+    """Computes, in place, the exponentials of scores less the largest of their row.
+
+    What fp32 has no normal number for becomes 0. The library that computes torch's exp on a CPU
+    takes ten to forty times as long for such results, and masked scores have them.
+    """
+    exponentials = differences.clamp_(min=_LEAST).exp_()
+    return torch.threshold_(exponentials, 1.01 * math.exp(_LEAST), 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from ._library import operator
+from .attention_masks import exp_, softmax_with_sink
 
 _FLAVORS = (0, 1, 2)
 
@@ -100,7 +101,7 @@ def scaled_triangular_softmax(
     scores = _causal(self, inv_scale_attn)
     if exp_sum_recpr is None or max is None:
         return scores.softmax(-1).to(self.dtype)
-    return ((scores - max.float()).exp() * exp_sum_recpr.float()).to(self.dtype)
+    return exp_(scores - max.float()).mul_(exp_sum_recpr.float()).to(self.dtype)
 
 
 def _retain_fake(
@@ -126,7 +127,5 @@ def scaled_triangular_softmax_retain(
         both in fp32.
     """
     scores = _causal(self, inv_scale_attn)
-    largest = scores.amax(-1, keepdim=True)
-    exponentials = (scores - largest).exp()
-    inverse = 1 / exponentials.sum(-1, keepdim=True)
-    return (exponentials * inverse).to(self.dtype), inverse, largest
+    probabilities, largest, inverse = softmax_with_sink(scores, None)
+    return probabilities.to(self.dtype), inverse, largest
