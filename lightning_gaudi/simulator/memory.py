@@ -45,12 +45,18 @@ class MemoryLog:
 
     def mark(self) -> int:
         """Returns the present place in the log, as `peak` takes it."""
-        return len(self._device.memory_log())
+        size: int = self._device.memory_log_size()
+        return size
 
     def number_of(self, tensor: Tensor) -> int:
         """Returns the number of a tensor's allocation, or 0 if it is not on the card."""
         number: int = self._device.allocation_of(tensor)
         return number
+
+    def most(self, start: int) -> int:
+        """Returns the most bytes in use since a `mark`; what was there at the start counts."""
+        num_bytes: int = self._device.most_logged(start)
+        return num_bytes
 
     def peak(self, start: int = 0, end: int | None = None) -> Peak:
         """Returns the moment at which most was in use; what was there at the start counts.
@@ -59,21 +65,7 @@ class MemoryLog:
             start: A `mark`.
             end: Another one; None for now.
         """
-        events: list[tuple[int, int, int]] = self._device.memory_log()[:end]
-        total = sum(counted for _, _, counted in events[:start])
-        most, at = total, start
-        for index, (_, _, counted) in enumerate(events[start:], start):
-            total += counted
-            if total > most:
-                most, at = total, index + 1
-        live: dict[int, int] = {}
-        # A number of bytes below zero frees the allocation of that number.
-        for number, num_bytes, _ in events[:at]:
-            if num_bytes >= 0:
-                live[number] = num_bytes
-            else:
-                live.pop(number, None)
-        return Peak(most, live)
+        return Peak(*self._device.logged_peak(start, self.mark() if end is None else end))
 
     def close(self) -> None:
         """Ends the log."""

@@ -122,7 +122,9 @@ void init_memory(py::module_& m) {
   m.def("memory_stats", &memory_stats);
   m.def("reset_peak_memory_stats", &reset_peak_memory_stats);
   m.def("log_memory", &log_memory);
-  m.def("memory_log", &memory_log);
+  m.def("memory_log_size", &memory_log_size);
+  m.def("most_logged", &most_logged);
+  m.def("logged_peak", &logged_peak);
   m.def("allocation_of", &allocation_of);
   m.def("reset_accumulated_memory_stats", &reset_accumulated_memory_stats);
 }

@@ -279,7 +279,7 @@ class MemoryWatch(Watch):
             self._note_holders(PASSING)
 
     def _note_growing(self, start: int) -> None:
-        self._growing_bytes = max(self._growing_bytes, self._log.peak(start).num_bytes)
+        self._growing_bytes = max(self._growing_bytes, self._log.most(start))
 
     def _note_staying(self) -> None:
         found = self._note_holders()

@@ -4,9 +4,11 @@
 #include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
+#include <vector>
 
 #include "runtime/device.h"
 #include "runtime/dry.h"
@@ -18,12 +20,30 @@ namespace {
 std::atomic<int64_t> g_num_blocks{0};
 std::atomic<bool> g_is_logging{false};
 std::mutex g_log_mutex;
-std::vector<std::tuple<int64_t, int64_t, int64_t>> g_log;
+
+struct MemoryEvent {
+  int64_t number;         // of the allocation
+  int64_t num_bytes;      // of the tensor; below zero where it was freed
+  int64_t counted_bytes;  // what it adds to the bytes in use
+};
+std::vector<MemoryEvent> g_log;
 
 void log_event(int64_t number, int64_t num_bytes, int64_t counted_bytes) {
   if (!g_is_logging.load(std::memory_order_relaxed)) return;
   std::lock_guard<std::mutex> lock(g_log_mutex);
-  g_log.emplace_back(number, num_bytes, counted_bytes);
+  g_log.push_back({number, num_bytes, counted_bytes});
+}
+
+/// Most bytes in use between two places of the log, and how many events lead there.
+std::pair<int64_t, size_t> fullest(size_t start, size_t end) {
+  int64_t in_use = 0;
+  for (size_t index = 0; index < start; ++index) in_use += g_log[index].counted_bytes;
+  std::pair<int64_t, size_t> most{in_use, start};
+  for (size_t index = start; index < end; ++index) {
+    in_use += g_log[index].counted_bytes;
+    if (in_use > most.first) most = {in_use, index + 1};
+  }
+  return most;
 }
 
 void free_block(void* context) {
@@ -136,7 +156,7 @@ c10::DataPtr adopt_storage(const c10::Storage& cpu) {
 void log_memory(bool is_on) {
   std::lock_guard<std::mutex> lock(g_log_mutex);
   g_log.clear();
-  if (is_on && bytes_at_start() > 0) g_log.emplace_back(kAllocatorsOwn, 0, bytes_at_start());
+  if (is_on && bytes_at_start() > 0) g_log.push_back({kAllocatorsOwn, 0, bytes_at_start()});
   g_is_logging.store(is_on);
 }
 
@@ -145,9 +165,30 @@ void note_card_taken() {
   log_event(kAllocatorsOwn, 0, bytes_at_start());
 }
 
-std::vector<std::tuple<int64_t, int64_t, int64_t>> memory_log() {
+size_t memory_log_size() {
   std::lock_guard<std::mutex> lock(g_log_mutex);
-  return g_log;
+  return g_log.size();
+}
+
+int64_t most_logged(size_t start) {
+  std::lock_guard<std::mutex> lock(g_log_mutex);
+  return fullest(std::min(start, g_log.size()), g_log.size()).first;
+}
+
+std::pair<int64_t, std::unordered_map<int64_t, int64_t>> logged_peak(size_t start, size_t end) {
+  std::lock_guard<std::mutex> lock(g_log_mutex);
+  end = std::min(end, g_log.size());
+  const auto [most, num_events] = fullest(std::min(start, end), end);
+  std::unordered_map<int64_t, int64_t> live;
+  for (size_t index = 0; index < num_events; ++index) {
+    const MemoryEvent& event = g_log[index];
+    if (event.num_bytes >= 0) {
+      live[event.number] = event.num_bytes;
+    } else {
+      live.erase(event.number);
+    }
+  }
+  return {most, std::move(live)};
 }
 
 bool is_pinned(const void* pointer) {

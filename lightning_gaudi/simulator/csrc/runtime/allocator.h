@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <tuple>
-#include <vector>
+#include <unordered_map>
+#include <utility>
 
 namespace hpu_sim {
 
@@ -58,9 +58,14 @@ void log_memory(bool is_on);
 /// The number of what the card's allocator takes for itself, in the log.
 inline constexpr int64_t kAllocatorsOwn = -1;
 
-/// Of each event the number of the allocation, its bytes, and those that it adds to the bytes in
-/// use; both negative where it was freed.
-std::vector<std::tuple<int64_t, int64_t, int64_t>> memory_log();
+/// How many events the log has.
+size_t memory_log_size();
+
+/// Most bytes in use since a place in the log, `memory_log_size` at that time.
+int64_t most_logged(size_t start);
+
+/// Most bytes in use between two such places, and then the bytes of each allocation by its number.
+std::pair<int64_t, std::unordered_map<int64_t, int64_t>> logged_peak(size_t start, size_t end);
 
 /// The process has taken its card: what its allocator takes for itself is in use, and logged.
 void note_card_taken();
