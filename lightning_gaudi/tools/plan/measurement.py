@@ -34,7 +34,7 @@ from lightning_gaudi.tools.plan.forks import note_guessed
 from lightning_gaudi.tools.plan.model_changes import can_checkpoint
 from lightning_gaudi.tools.plan.request import Counted, Rehearsed
 from lightning_gaudi.tools.plan.run import Run
-from lightning_gaudi.tools.plan.work import Work
+from lightning_gaudi.tools.plan.work import Part, Work
 
 BESIDE = "beside tensors"
 """The memory that the card's allocator takes itself; see `simulator.memory.Peak.beside_tensors`."""
@@ -133,8 +133,20 @@ class Watch:
 class Counts(Watch):
     """Counts what the first training step computes and sends, or the second where nothing trains.
 
-    The first batch of a prediction may be run several times, to warm up.
+    The first batch of a prediction may be run several times, to warm up. Of a step of many micro
+    batches only a few may be run; the rest count as the third one does: gradients are there already,
+    as they were before the second, and it is not the last.
     """
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._micro_batches: list[Part] = []
+
+    @override
+    def note_batch(self, step: int, batch: Any) -> None:
+        super().note_batch(step, batch)
+        if self._num_begun == 1:
+            self._micro_batches.append(self._work.so_far())
 
     @override
     def begin(self, step: int, batch: Any) -> None:
@@ -156,6 +168,9 @@ class Counts(Watch):
         self._need(1)
         self._work.stop()
         found = self._work.so_far().since(self._before)
+        begun = self._micro_batches
+        if (left := self._run.num_micro_batches - len(begun)) > 0 and len(begun) > 3:
+            found = found.plus(begun[3].since(begun[2]), left)
         return Counted(
             flops=found.flops if self._work.is_complete else 0,
             moved_bytes=found.moved_bytes,

@@ -30,6 +30,9 @@ _DROPPED = (
 )
 """The callbacks, with their subclasses, that write, or need a logger, a score or a clock."""
 
+_ACCUMULATION = "GradientAccumulationScheduler"
+"""The callback whose largest number of micro batches is rehearsed."""
+
 _SETTINGS = {
     **{"logger": False, "profiler": None},
     **{"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False},
@@ -45,29 +48,49 @@ _MANY_STEPS = 2**20
 _num_steps = _MANY_STEPS
 """Of the run that the Trainer was made for."""
 
+_ENOUGH_MICRO_BATCHES = 4
+"""Of a step: the first, the last, and of those between, which are alike, one behind another."""
+_num_micro_batches = 1
+"""Of a step of the run that the Trainer was made for."""
+
 _run: _TrainerRun | None = None
 """The run that this process rehearses, if it is a fork."""
 
 
 def settings(given: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of a Trainer that rehearses, for those that a program has passed."""
-    global _num_steps
+    global _num_micro_batches, _num_steps
     steps = given.get("max_steps") or -1
     _num_steps = steps if steps > 0 else _MANY_STEPS
     request = dry_run.read_request()
     found = {**given, **_SETTINGS, **dry_run.settings(request, given)}
-    found["limit_train_batches"] = NUM_STEPS * (found.get("accumulate_grad_batches") or 1)
     for name in ("limit_val_batches", "limit_test_batches"):
         if limit := found.get(name):  # a number is raised so that it is enough; 0 stays 0
             found[name] = limit if isinstance(limit, float) else max(NUM_STEPS, limit)
     callbacks = found.get("callbacks") or []
     callbacks = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
     found["callbacks"] = [each for each in callbacks if not _is_dropped(each)]
+    schedules = [each.scheduling for each in callbacks if _is(each, _ACCUMULATION)]
+    numbers = [
+        found.get("accumulate_grad_batches") or 1,
+        *(max(each.values()) for each in schedules),
+    ]
+    _num_micro_batches = max(numbers)
+    rehearsed = min(_num_micro_batches, _ENOUGH_MICRO_BATCHES)
+    found["accumulate_grad_batches"] = rehearsed
+    config = getattr(found.get("strategy"), "config", None)
+    if isinstance(config, dict) and config.get("gradient_accumulation_steps") == _num_micro_batches:
+        config["gradient_accumulation_steps"] = rehearsed
+    found["limit_train_batches"] = NUM_STEPS * rehearsed
     return found
 
 
 def _is_dropped(callback: Any) -> bool:
-    return any(kind.__name__ in _DROPPED for kind in type(callback).__mro__)
+    return _is(callback, *_DROPPED, _ACCUMULATION)
+
+
+def _is(callback: Any, *names: str) -> bool:
+    return any(kind.__name__ in names for kind in type(callback).__mro__)
 
 
 def rehearse(run: Callable[[], Any], trainer: Any, family: Family) -> NoReturn:
@@ -202,7 +225,7 @@ class _TrainerRun(Run):
     @property
     @override
     def num_micro_batches(self) -> int:
-        return int(self._trainer.accumulate_grad_batches)
+        return _num_micro_batches
 
     @override
     def save(self, path: Path, *, weights_only: bool) -> None:

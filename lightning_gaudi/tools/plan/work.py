@@ -30,7 +30,7 @@ _CASTS = re.compile(r"::(_to_copy|native_dropout\w*)(\.|$)")
 _CONVOLUTION = re.compile(r"::\w*conv(olution|\dd)")
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Holds what was counted until a moment, or between two moments."""
 
     flops: int
@@ -51,22 +51,20 @@ class _Part(NamedTuple):
         """How often all weights were read: once in a forward, and once for a token of a text."""
         return max(self.reads_of.values(), default=0)
 
-    def since(self, before: _Part) -> _Part:
+    def since(self, before: Part) -> Part:
         """Returns what was counted since another moment."""
-        return _Part(
-            self.flops - before.flops,
-            self.moved_bytes - before.moved_bytes,
-            self.weight_bytes - before.weight_bytes,
-            self.num_reads - before.num_reads,
-            self.sent - before.sent,
-            self.flops_of - before.flops_of,
-            self.num_operators - before.num_operators,
-            self.num_attentions - before.num_attentions,
-            self.num_cross_attentions - before.num_cross_attentions,
-            self.fused_bytes - before.fused_bytes,
-            self.product_bytes - before.product_bytes,
-            self.reads_of - before.reads_of,
-        )
+        return Part(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def plus(self, other: Part, times: int) -> Part:
+        """Returns the same with another part so many times."""
+        added = (_times(each, times) for each in other)
+        return Part(*(mine + each for mine, each in zip(self, added, strict=True)))
+
+
+def _times(counted: Any, times: int) -> Any:
+    if isinstance(counted, Counter):
+        return Counter({key: times * number for key, number in counted.items()})
+    return times * counted
 
 
 class _Graph(NamedTuple):
@@ -74,7 +72,7 @@ class _Graph(NamedTuple):
 
     graph: object
     """The graph, kept so that its `id` stays its own."""
-    part: _Part
+    part: Part
     reads: list[int]
     """The weights that it reads, in order."""
 
@@ -156,9 +154,9 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             for key in known.reads:
                 self._read_weight(key)
 
-    def so_far(self) -> _Part:
+    def so_far(self) -> Part:
         """Returns what was counted until now."""
-        return _Part(
+        return Part(
             self.num_flops,
             self.moved_bytes,
             self.weight_bytes,
@@ -173,7 +171,7 @@ class Work(FlopCounter):  # type: ignore[no-untyped-call]
             self._reads_of.copy(),
         )
 
-    def _add(self, part: _Part, times: int) -> None:
+    def _add(self, part: Part, times: int) -> None:
         self.num_flops += times * part.flops
         self.moved_bytes += times * part.moved_bytes
         self.num_operators += times * part.num_operators

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,26 @@ def test_a_rehearsal_is_what_a_card_that_computes_measures(tmp_path: Path) -> No
     dry = _rehearse(tmp_path, script, is_dry=True)
     assert dry == _rehearse(tmp_path, script, is_dry=False)
     assert dry["rehearsed"]["batch_size"] == 24
+
+
+@pytest.mark.slow
+def test_of_many_micro_batches_four_are_run_and_all_are_counted(tmp_path: Path) -> None:
+    scheduler = "callbacks=[pl.callbacks.GradientAccumulationScheduler({0: 8}), "
+
+    def counted(trainer: str) -> dict[str, Any]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        script = _script(folder)
+        script.write_text(script.read_text().replace("callbacks=[", trainer))
+        found: dict[str, Any] = _rehearse(folder, script, is_dry=True)["counted"]
+        return found
+
+    three, four, eight = (counted(f"accumulate_grad_batches={n}, callbacks=[") for n in (3, 4, 8))
+    assert [each["num_micro_batches"] for each in (three, four, eight)] == [3, 4, 8]
+    names = ("flops", "moved_bytes", "num_operators", "fused_bytes", "num_passes")
+    for name in names:
+        assert four[name] > three[name] > 0
+        assert eight[name] == four[name] + 4 * (four[name] - three[name]), name
+    assert counted(scheduler) == eight
 
 
 @pytest.mark.slow
