@@ -143,7 +143,7 @@ class RecipeModule(LightningModule):
     def _optimizer_name(self) -> OptimizerName:
         """Returns the optimizer's name; `auto` is torch's AdamW if a strategy cuts weights up."""
         name: OptimizerName = self.hparams["optimizer"]
-        if name == AUTO and self._trainer is not None and _cuts_up(self._trainer.strategy):
+        if name == AUTO and self._trainer is not None and cuts_up(self._trainer.strategy):
             return "adamw"
         return name
 
@@ -215,13 +215,14 @@ def enable_checkpointing(model: PreTrainedModel) -> None:
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def _cuts_up(strategy: Strategy) -> bool:
+def cuts_up(strategy: Strategy) -> bool:
+    """Returns whether a strategy steps parts of weights, which takes torch's own optimizers."""
     return isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy)
 
 
 def _check_takes_shards(name: str, weight_decay: float, strategy: Strategy) -> None:
     """Refuses optimizers that need whole weights, and a decay that FSDP cannot leave out."""
-    if _cuts_up(strategy) and name != "adamw":
+    if cuts_up(strategy) and name != "adamw":
         raise UserError(
             f"model.optimizer={name} updates whole weights, but trainer.strategy is "
             f"{type(strategy).__name__}, which cuts them up. Use model.optimizer=adamw.",

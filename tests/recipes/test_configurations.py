@@ -34,6 +34,7 @@ from lightning_gaudi import (
 )
 from lightning_gaudi.tools.command_line import catalog
 from recipes.common.tokenization import train_bpe, train_byte_bpe, train_wordpiece
+from recipes.common.training import cuts_up
 from tests.helpers.diffusion import save_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +128,8 @@ def test_a_configuration_is_instantiated_as_it_is(path, tiny):
         assert cli.trainer.precision == plugin["init_args"]["precision"]
         assert cli.trainer.precision_plugin.computes_in_fp8
     assert isinstance(cli.trainer.strategy, _strategy(config["trainer"]))
+    if cuts_up(cli.trainer.strategy):  # or the fit would refuse it
+        assert cli.model.hparams["optimizer"] in ("auto", "adamw")
     for name in cli.links:
         assert cli.model.hparams[name] == cli.datamodule.hparams[name]
 
