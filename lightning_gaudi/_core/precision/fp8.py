@@ -258,7 +258,10 @@ class Fp8Forward:
         plainly = torch.autograd.graph.saved_tensors_hooks(_same, _same)
         with torch.enable_grad(), _measuring(True), plainly:
             seen = input.detach().requires_grad_()
-            self._measured = self._run(self.engine, seen), seen
+            measured = self._run(self.engine, seen)
+        # Its place in the graph is wanted, and not its values, which would stay until backward.
+        measured.untyped_storage().resize_(0)
+        self._measured = measured, seen
         return self._compute_first(input)
 
     def _compute_first(self, input: Tensor) -> Tensor:
@@ -391,6 +394,11 @@ class Fp8Layers:
         """Lets them compute as they were written; they keep their scales."""
         for forward in self.forwards.values():
             forward.remove()
+
+    @property
+    def have_trained(self) -> bool:
+        """Whether a layer has computed in a training's forward, in this process or before it."""
+        return any(int(forward.engine.run_cnt) for forward in self.forwards.values())
 
     def state(self) -> dict[str, Tensor]:
         """Returns the scales of each, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ class FP8Mixin(Precision):
     _layers: list[Fp8Layers]
     _restored: Mapping[str, Any]
     _installed: bool = False
+    _is_in_first_step: bool = True
     _recipe: Any = None
 
     def __init__(
@@ -148,6 +150,11 @@ class FP8Mixin(Precision):
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """Runs the model's forward, with its linear layers in fp8."""
+        if self._is_in_first_step and any(layers.have_trained for layers in self._layers):
+            # Cycles of torch's compiler, which stops at each such layer, hold the activations that
+            # it has seen: a fifth of a step's memory.
+            gc.collect()
+            self._is_in_first_step = False
         with super().forward_context(), self._fp8():
             yield
 
