@@ -56,7 +56,7 @@ _FALCON: dict[str, Any] = {"vocab_size": 65024, "alibi": False, "bias": False}
 _ALBERT: dict[str, Any] = {"vocab_size": 30000, "embedding_size": 128}
 _LLAMA_7B = _llama("Llama", 4096, 32, 32, 32, 11008, 32000)
 _LLAMA_70B = _llama("Llama", 8192, 80, 64, 8, 28672, 32000)
-_LLAMA_3_8B = _llama("Llama", 4096, 32, 32, 8, 14336, 128256)
+_LLAMA_3_8B = _llama("Llama", 4096, 32, 32, 8, 14336, 128256, max_position_embeddings=8192)
 _CHATGLM = _llama("Phi3", 4096, 28, 32, 2, 13696, 65024)
 """Its own code, in which query, key and value are one product, and gate and up another, as here."""
 

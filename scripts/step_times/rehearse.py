@@ -4,8 +4,8 @@
 
 Each run is planned by its own program and configuration. Models and data are not needed: a model is
 its configuration beside a tokenizer that is learnt here, and the data are texts that fill the
-lengths of the run, as its own do. Without names all runs are rehearsed, one after the other, which
-takes half an hour. `fit` and the tests read what this writes.
+lengths of the run, as its own do. Without names all runs that the file has are rehearsed again, one
+after the other, which takes half an hour. `fit` and the tests read what this writes.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def main(names: Sequence[str]) -> int:
     """Rehearses runs, and writes what they count beside what was rehearsed before."""
     known = runs()
     found = {**read_rehearsed()} if REHEARSED.exists() else {}
-    for recipe, name in known if not names else [tuple(each.split("/")) for each in names]:
+    for recipe, name in [tuple(each.split("/")) for each in names] or [*found]:
         with tempfile.TemporaryDirectory(prefix="lightning-gaudi-rehearse-") as folder:
             rows = [*rehearse(recipe, known[recipe, name], Path(folder))]
         found[recipe, name] = [{"recipe": recipe, "run": name, **row} for row in rows]

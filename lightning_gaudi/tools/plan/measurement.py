@@ -134,8 +134,8 @@ class Counts(Watch):
     """Counts what the first training step computes and sends, or the second where nothing trains.
 
     The first batch of a prediction may be run several times, to warm up. Of a step of many micro
-    batches only a few may be run; the rest count as the third one does: gradients are there already,
-    as they were before the second, and it is not the last.
+    batches only a few may be run. Those left out count as the third one does, which adds to
+    gradients as the second has done, and is not the last.
     """
 
     def __init__(self, run: Run) -> None:

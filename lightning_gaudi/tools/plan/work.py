@@ -53,18 +53,19 @@ class Part(NamedTuple):
 
     def since(self, before: Part) -> Part:
         """Returns what was counted since another moment."""
-        return Part(*(now - then for now, then in zip(self, before, strict=True)))
+        return self.plus(before, -1)
 
     def plus(self, other: Part, times: int) -> Part:
         """Returns the same with another part so many times."""
-        added = (_times(each, times) for each in other)
-        return Part(*(mine + each for mine, each in zip(self, added, strict=True)))
+        pairs = zip(self, other, strict=True)
+        return Part(*(_sum(mine, theirs, times) for mine, theirs in pairs))
 
 
-def _times(counted: Any, times: int) -> Any:
-    if isinstance(counted, Counter):
-        return Counter({key: times * number for key, number in counted.items()})
-    return times * counted
+def _sum(mine: Any, theirs: Any, times: int) -> Any:
+    if not isinstance(mine, Counter):
+        return mine + times * theirs
+    # The sum of two has only numbers above 0.
+    return mine + Counter({key: times * number for key, number in theirs.items()})
 
 
 class _Graph(NamedTuple):

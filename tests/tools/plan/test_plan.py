@@ -315,8 +315,8 @@ def test_what_cannot_be_planned_is_named_with_its_line(tmp_path: Path) -> None:
         (
             (),
             (sys.executable, "-c", "import sys; print('mine', file=sys.stderr); sys.exit(7)"),
-            "the program ended with status 7, and nothing in it had used a card by then: mend what it "
-            "says itself.\nmine",
+            "the program ended with status 7, and nothing in it had used a card by then: "
+            "mend what it says itself.\nmine",
         ),
         ((), (sys.executable, "no_such_file.py"), "can't open file"),
         (("--devices", "64"), ("python",), "'64' is no number from 1 to 8, the cards of a server"),
