@@ -5,25 +5,37 @@ run goes on. Here the sample at any place of the epoch is computed from the plac
 permutation of numbers tells which sample of a bucket comes at that place, and counts for each block
 of samples tell where it lies in the data set. This takes little more memory than a byte a sample.
 
-Shapes: B samples in a batch of one rank, R ranks, N samples, K buckets, S steps.
+The order of an epoch depends on the seed and the epoch alone: on all ranks it is the same, and a
+run that goes on with another numpy goes on in the same order.
+
+Shapes: B samples in a batch of one rank, R ranks, N samples, K buckets.
 
 Source: J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains" (CT-RSA 2002): the generalized
 Feistel cipher over a x b numbers, and cycle walking, which keeps the result below n.
+Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014):
+the generator SplitMix64, which makes the keys, and its finalizer, which the cipher mixes with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray: TypeAlias = "npt.NDArray[np.int64]"
+Numbers: TypeAlias = "Any"
+"""An int, for which numpy's calls would cost more than the work, or [n], uint64.
+
+It is `Any` since numpy's stubs take a sum of the latter and an int for signed."""
 
 _BLOCK = 128
-_NUM_ROUNDS = 4
+_NUM_ROUNDS = 6
+_TABLE_SIZE = 512
+"""Up to so many numbers are shuffled as a table."""
 _MAX_AHEAD = 16
 """The most batches computed together: for a single one, numpy's calls cost more than its work."""
 
@@ -59,24 +71,22 @@ class BucketIndex:
         """[K], the number of samples of each bucket."""
         return self._num_before[:, -1].astype(np.int64)
 
-    def find(self, buckets: IntArray, numbers: IntArray) -> IntArray:
-        """Returns [n], the indices of samples in the data set.
+    def find(self, bucket: int, numbers: IntArray) -> IntArray:
+        """Returns [n], the indices in the data set of some samples of a bucket.
 
         Args:
-            buckets: [n], the bucket of each sample.
-            numbers: [n], the number of each sample within its bucket, from 0.
+            bucket: the bucket.
+            numbers: [n], the number of each sample within the bucket, from 0.
         """
-        blocks = np.empty_like(numbers)
+        num_before = self._num_before[bucket]
         # `searchsorted` would convert the whole row if the types differed.
-        wanted = numbers.astype(self._num_before.dtype)
-        for bucket in set(buckets.tolist()):
-            is_here = buckets == bucket
-            blocks[is_here] = self._num_before[bucket].searchsorted(wanted[is_here], "right")
-        blocks -= 1
-        ahead = numbers - self._num_before[buckets, blocks]
-        same = self._block(blocks) == buckets[:, None].astype(self._bucket_of.dtype)
-        before = same.cumsum(axis=1, dtype=np.int16) <= ahead[:, None].astype(np.int16)
-        found: IntArray = blocks * _BLOCK + before.sum(axis=1)
+        blocks = num_before.searchsorted(numbers.astype(num_before.dtype), "right") - 1
+        is_in = self._block(blocks) == bucket
+        # Where in all these blocks the samples of the bucket are, and the first one of each block.
+        places = is_in.ravel().nonzero()[0]
+        num_in = np.count_nonzero(is_in, axis=1)
+        firsts = num_in.cumsum() - num_in
+        found: IntArray = blocks * _BLOCK + places[firsts + numbers - num_before[blocks]] % _BLOCK
         return found
 
     def _block(self, blocks: IntArray) -> npt.NDArray[np.signedinteger]:
@@ -98,14 +108,17 @@ class Shuffled:
 
     Args:
         size: the number of elements (n).
-        keys: [rounds], of 64 bits; other keys give another permutation.
+        keys: numbers of 64 bits, of which it takes a few; other keys give another permutation.
     """
 
-    def __init__(self, size: int, keys: npt.NDArray[np.uint64]) -> None:
-        self._size = size
+    def __init__(self, size: int, keys: Iterator[int]) -> None:
+        self._size, self._keys = size, list(islice(keys, _NUM_ROUNDS))
         self._left = math.isqrt(max(size, 1) - 1) + 1
         self._right = -(-max(size, 1) // self._left)
-        self._keys = list(keys)
+        self._table: IntArray | None = None
+        if size <= _TABLE_SIZE:
+            # Of few numbers the cipher prefers some orders: one of five comes twice as often.
+            self._table = _mixed(np.arange(size, dtype=np.uint64) ^ self._keys[0]).argsort()
 
     def __call__(self, numbers: IntArray) -> IntArray:
         """Returns the elements at some places.
@@ -113,35 +126,55 @@ class Shuffled:
         Args:
             numbers: [n], the places, each below the size.
         """
-        found = self._encipher(numbers)
+        if self._table is not None:
+            return self._table[numbers]
+        found: npt.NDArray[np.uint64] = self._encipher(numbers.astype(np.uint64))
         # The cipher permutes a rectangle a little larger than n. A result beyond n is enciphered
         # again until it is within; that concerns fewer than one in sqrt(n).
         while (is_out := found >= self._size).any():
             found[is_out] = self._encipher(found[is_out])
+        return found.astype(np.int64)
+
+    def one(self, number: int) -> int:
+        """Returns the element at one place."""
+        if self._table is not None:
+            return int(self._table[number])
+        found: int = self._encipher(number)
+        while found >= self._size:
+            found = self._encipher(found)
         return found
 
-    def _encipher(self, numbers: IntArray) -> IntArray:
-        left, right = np.divmod(numbers, self._right)
+    def _encipher(self, numbers: Numbers) -> Numbers:
+        left, right = divmod(numbers, self._right)
         for index, key in enumerate(self._keys):
+            # The upper bits are the best mixed ones. There are 33, so that no sum overflows.
             if index % 2:
-                right = (right + _mixed(left, key, self._right)) % self._right
+                right = (right + (_mixed(left ^ key) >> 31)) % self._right
             else:
-                left = (left + _mixed(right, key, self._left)) % self._left
-        found: IntArray = left * self._right + right
-        return found
+                left = (left + (_mixed(right ^ key) >> 31)) % self._left
+        return left * self._right + right
 
 
-def _mixed(numbers: IntArray, key: np.uint64, below: int) -> IntArray:
-    """Returns numbers below a limit that look random, always the same for a number and a key.
+_64_BITS = 2**64 - 1
 
-    Source: the finalizer of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom
-    Number Generators" (OOPSLA 2014).
-    """
-    found = numbers.astype(np.uint64) ^ key
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: IntArray = ((found >> np.uint64(31)) % np.uint64(below)).astype(np.int64)
-    return mixed
+
+def _mixed(number: Numbers) -> Numbers:
+    """Returns numbers of 64 bits that look random; two are never the same for other numbers."""
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
+    return ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _64_BITS
+
+
+def random_keys(seed: int, epoch: int) -> Iterator[int]:
+    """Yields numbers of 64 bits that look random, always the same for a seed and an epoch."""
+    state = _finalized(_finalized(int(seed) & _64_BITS) ^ int(epoch))
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & _64_BITS
+        yield _finalized(state)
+
+
+def _finalized(number: int) -> int:
+    number = _mixed(number)
+    return number ^ (number >> 31)
 
 
 class LargeOrder:
@@ -155,7 +188,7 @@ class LargeOrder:
         per_rank: samples of a batch on each rank (B).
         rank: the number of this rank, and how many there are (R).
         num_left_out: how many random samples do not come in this epoch.
-        rng: the generator of this epoch; None for the order of the data set.
+        epoch: the seed of the run, and the number of the epoch; None for the order of the data set.
     """
 
     def __init__(
@@ -164,27 +197,25 @@ class LargeOrder:
         per_rank: int,
         rank: tuple[int, int],
         num_left_out: int,
-        rng: np.random.Generator | None,
+        epoch: tuple[int, int] | None,
     ) -> None:
-        self._index, self._per_rank, (self._rank, self._num_ranks) = index, per_rank, rank
-        counts = index.counts[::-1].copy()  # the largest bucket first
-        total = int(counts.sum())
-        self._within: list[Shuffled] | None = None
-        self._steps: Shuffled | None = None
-        if rng is not None:
-            shape = (len(counts) + 1, _NUM_ROUNDS)
-            *keys, of_steps = rng.integers(2**64, size=shape, dtype=np.uint64)
-            self._within = list(map(Shuffled, counts.tolist(), keys))
-            out = rng.choice(total, num_left_out, replace=False, shuffle=False)
-            which = np.searchsorted(counts.cumsum(), out, side="right")
-            counts = counts - np.bincount(which, minlength=len(counts))
-        self._begins = np.concatenate([[0], counts.cumsum()])
-        self._per_step = per_rank * self._num_ranks
+        rank_number, num_ranks = rank
+        counts: list[int] = index.counts[::-1].tolist()  # the largest bucket first
+        total = sum(counts)
+        self._index, self._per_step = index, per_rank * num_ranks
         self._num_samples = total - num_left_out
         self._num_steps = -(-self._num_samples // self._per_step)
-        # With a single bucket the steps are in random order anyway.
-        if rng is not None and len(counts) > 1:
-            self._steps = Shuffled(self._num_steps, of_steps)
+        # The first sample of a step, which all ranks know, and the samples of this rank.
+        self._offsets = np.concatenate([[0], np.arange(per_rank) * num_ranks + rank_number])
+        self._within: list[Shuffled] | None = None
+        self._steps: Shuffled | None = None
+        if epoch is not None:
+            keys = random_keys(*epoch)
+            self._within = [Shuffled(count, keys) for count in counts]
+            counts = _left_in(counts, num_left_out, next(keys))
+            # With a single bucket the steps are in random order anyway.
+            self._steps = Shuffled(self._num_steps, keys) if len(counts) > 1 else None
+        self._begins = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         return self._num_steps
@@ -194,25 +225,41 @@ class LargeOrder:
         # The first batch is computed alone, so that it comes at once; later ones in larger groups.
         num_ahead = 1
         while start < self._num_steps:
-            steps = np.arange(start, min(start + num_ahead, self._num_steps))
+            steps = range(start, min(start + num_ahead, self._num_steps))
             start, num_ahead = start + num_ahead, min(2 * num_ahead, _MAX_AHEAD)
-            firsts = (steps if self._steps is None else self._steps(steps)) * self._per_step
-            places = np.arange(self._per_rank) * self._num_ranks + self._rank
-            # The first sample of the step, which all ranks know, and the samples of this rank.
-            places = np.concatenate([firsts[:, None], firsts[:, None] + places], axis=1)
+            shuffled = steps if self._steps is None else map(self._steps.one, steps)
+            firsts = np.array([step * self._per_step for step in shuffled])
+            places = firsts[:, None] + self._offsets
             is_real = places < self._num_samples
-            samples, buckets = self._at(np.minimum(places, self._num_samples - 1).ravel())
-            samples, buckets = samples.reshape(places.shape), buckets.reshape(places.shape)
-            for row, real, bucket in zip(samples, is_real, buckets[:, 0], strict=True):
-                yield row[1:][real[1:]].tolist(), int(bucket), int(row[0])
+            samples, buckets = self._at(np.minimum(places, self._num_samples - 1))
+            for row, real, bucket in zip(samples, is_real, buckets[:, 0].tolist(), strict=True):
+                yield row[1:][real[1:]].tolist(), bucket, int(row[0])
 
     def _at(self, places: IntArray) -> tuple[IntArray, IntArray]:
         """Returns the samples at some places of the row, and the bucket of each."""
-        which = np.searchsorted(self._begins, places, side="right") - 1
-        numbers = places - self._begins[which]
-        if self._within is not None:
-            for each in set(which.tolist()):
-                is_here = which == each
-                numbers[is_here] = self._within[each](numbers[is_here])
+        which = self._begins.searchsorted(places, "right") - 1
         buckets = len(self._begins) - 2 - which
-        return self._index.find(buckets, numbers), buckets
+        samples = np.empty_like(places)
+        for number in set(which.ravel().tolist()):
+            is_here = which == number
+            numbers = places[is_here] - self._begins[number]
+            if self._within is not None:
+                numbers = self._within[number](numbers)
+            samples[is_here] = self._index.find(len(self._begins) - 2 - number, numbers)
+        return samples, buckets
+
+
+def _left_in(counts: Sequence[int], num_left_out: int, drawn: int) -> list[int]:
+    """Returns how many samples of each bucket come, if some of all are left out.
+
+    A bucket loses as many as are its share, rounded up or down so that each sample is left out
+    with the same probability: one number between the buckets' shares is drawn for all of them.
+    """
+    total, before, out_before = sum(counts), 0, 0
+    left_in = []
+    for count in counts:
+        before += count
+        out = (before * num_left_out + drawn % total) // total
+        left_in.append(count - out + out_before)
+        out_before = out
+    return left_in

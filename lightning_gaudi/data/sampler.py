@@ -164,10 +164,10 @@ class BucketBatchSampler(DistributedSampler[BucketBatch]):
     ) -> Iterator[tuple[list[int], int, int]]:
         """Yields this rank's indices, their bucket, and one sample of it that all ranks know."""
         if self._index is not None:
-            rng = np.random.default_rng((self.seed, epoch)) if self.shuffle else None
             taken = self.batch_size * num_ranks * self.multiple_of
             num_left_out = 0 if self.fills_last else self.num_items % taken
-            order = LargeOrder(self._index, self.batch_size, (rank, num_ranks), num_left_out, rng)
+            drawn = (self.seed, epoch) if self.shuffle else None
+            order = LargeOrder(self._index, self.batch_size, (rank, num_ranks), num_left_out, drawn)
             yield from order.batches(start)
             return
         planned, buckets = self._plan(epoch, num_ranks)

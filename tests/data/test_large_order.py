@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from lightning_gaudi.data import BucketBatchSampler, sampler
+from lightning_gaudi.data import (
+    BucketBatchSampler,
+    BucketDataLoader,
+    evaluation_loader,
+    large_order,
+    sampler,
+)
 from lightning_gaudi.data.large_order import BucketIndex, Shuffled
+from lightning_gaudi.data.position import LoaderPosition
 from lightning_gaudi.data.position_iterators import passed_over
 
 BOUNDARIES = [16, 64, 128]
@@ -93,19 +103,110 @@ def test_a_plan_is_not_gone_on_with_batch_by_batch(monkeypatch: pytest.MonkeyPat
         computed.load_state_dict(planned.state_dict())
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 97, 1000, 4097])
+def _shuffled(size: int, epoch: int = 0) -> Shuffled:
+    return Shuffled(size, large_order.random_keys(3, epoch))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 97, 512, 513, 1000, 4097])
 def test_a_permutation_has_each_number_once(size: int) -> None:
-    keys = np.random.default_rng(size).integers(2**64, size=4, dtype=np.uint64)
-    assert sorted(Shuffled(size, keys)(np.arange(size)).tolist()) == list(range(size))
+    found = _shuffled(size)(np.arange(size)).tolist()
+    assert sorted(found) == list(range(size))
+    assert [_shuffled(size).one(place) for place in range(size)] == found
 
 
-def test_each_number_comes_anywhere_equally_often() -> None:
-    rng = np.random.default_rng(0)
-    counts = np.zeros((11, 11))
-    for _ in range(2000):
-        keys = rng.integers(2**64, size=4, dtype=np.uint64)
-        counts[np.arange(11), Shuffled(11, keys)(np.arange(11))] += 1
-    assert abs(counts / (2000 / 11) - 1).max() < 0.35  # 4.8 standard deviations
+@pytest.mark.parametrize(("size", "num_cells"), [(11, 11), (600, 12)])
+def test_each_number_comes_anywhere_equally_often(size: int, num_cells: int) -> None:
+    counts, num_following, num_epochs = np.zeros((num_cells, num_cells)), 0, 2000
+    cells = np.arange(size) * num_cells // size
+    for epoch in range(num_epochs):
+        found = _shuffled(size, epoch)(np.arange(size))
+        np.add.at(counts, (cells, cells[found]), 1)
+        num_following += int((np.diff(found) == 1).sum())
+    assert abs(counts / counts.mean() - 1).max() < 0.35  # of 11 numbers: 4.8 standard deviations
+    # How often a number comes right behind the one before it: once, all but 1 / size.
+    assert abs(num_following / num_epochs - (1 - 1 / size)) < 0.1  # 4.5 standard deviations
+
+
+def test_the_order_is_the_same_with_each_numpy() -> None:
+    # Another order would have runs that go on repeat some samples, and leave others out.
+    assert [_shuffled(10**9).one(place) for place in range(3)] == [603711380, 191418092, 308967897]
+    assert _shuffled(5)(np.arange(5)).tolist() == [3, 2, 1, 4, 0]
+
+
+def test_each_sample_is_left_out_equally_often() -> None:
+    counts, num_left_out = [5, 0, 3, 12, 1], 8
+    left_in = [large_order._left_in(counts, num_left_out, drawn) for drawn in range(sum(counts))]
+    assert {sum(each) for each in left_in} == {sum(counts) - num_left_out}
+    assert all(0 <= n <= count for each in left_in for n, count in zip(each, counts, strict=True))
+    out = np.subtract(counts, left_in).sum(axis=0)  # in all epochs that may be drawn
+    assert out.tolist() == [count * num_left_out for count in counts]
+
+
+class _Work:
+    """What a call takes, whatever the machine: Python's calls, and the most bytes it holds."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        do()  # what is made once
+        self.num_calls = 0
+        sys.setprofile(self._note)
+        try:
+            do()
+        finally:
+            sys.setprofile(None)
+        tracemalloc.start()
+        try:
+            do()
+            self.num_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    def _note(self, frame: object, event: str, argument: object) -> None:
+        self.num_calls += event in ("call", "c_call")
+
+
+def _resuming_in_order(num_samples: int) -> Callable[[], object]:
+    loader = DataLoader(range(num_samples), 32)
+    position = LoaderPosition(loader)
+    next(position.make_iterator())
+    saved = position.state_dict() | {"taken": len(loader) // 2}
+
+    def resume() -> object:
+        assert position.loader is loader  # which it does not keep
+        position.load_state_dict(saved, within_epoch=True)
+        return next(position.make_iterator())
+
+    return resume
+
+
+def _resuming_in_training(num_samples: int) -> Callable[[], object]:
+    lengths = np.resize(LENGTHS.astype(np.uint8), num_samples)
+    batches = BucketBatchSampler(lengths, BOUNDARIES, 32, shuffle=True, num_ranks=8, rank=3)
+    return _resuming(BucketDataLoader(range(num_samples), batches, lambda samples, _: samples))
+
+
+def _resuming_in_evaluation(num_samples: int) -> Callable[[], object]:
+    return _resuming(evaluation_loader(range(num_samples), 32, num_ranks=8, rank=3))
+
+
+def _resuming(loader: BucketDataLoader) -> Callable[[], object]:
+    saved = loader.state_dict() | {"position": len(loader) // 2}
+
+    def resume() -> object:
+        loader.load_state_dict(saved)
+        return next(iter(loader))
+
+    return resume
+
+
+@pytest.mark.parametrize(
+    "make", [_resuming_in_order, _resuming_in_training, _resuming_in_evaluation]
+)
+def test_the_first_batch_after_resuming_takes_no_more_work_of_more_samples(
+    make: Callable[[int], Callable[[], object]],
+) -> None:
+    few, many = (_Work(make(num_samples)) for num_samples in (10**5, 10**7))
+    assert many.num_calls < 1.1 * few.num_calls
+    assert many.num_bytes < 1.1 * few.num_bytes
 
 
 @pytest.mark.parametrize("num_samples", [128, 1000, 12_800, 30_011])
@@ -116,7 +217,7 @@ def test_samples_of_a_bucket_are_found(num_samples: int) -> None:
     for bucket in range(3):
         places = np.flatnonzero(bucket_of == bucket)
         numbers = np.arange(len(places))
-        assert (index.find(np.full(len(places), bucket), numbers) == places).all()
+        assert (index.find(bucket, numbers) == places).all()
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
