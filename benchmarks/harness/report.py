@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.harness import plots
+from benchmarks.harness import overview, plots
 from benchmarks.harness.catalog import BENCHMARKS, GROUPS
 from benchmarks.harness.results import Result, Run, read
 from benchmarks.harness.rows import HEADER, Row, cells, number
@@ -14,7 +14,8 @@ _HEAD = """\
 <!-- Written by `python -m benchmarks`; do not edit. -->
 
 # What was measured
-
+"""
+_INTRODUCTION = """\
 Ratios are marked with an x: ours divided by what it is compared with, or as the row says. The
 figure is the median of the rounds' ratios, the quartiles are theirs, and times beside it are
 medians. Where no rounds are given the figure is a count, or was measured once. How each is measured
@@ -25,6 +26,8 @@ stands in [the benchmarks' README](../README.md); the figures say nothing of a G
 def write(folder: Path) -> None:
     """Write README.md and the plots for the results in a folder."""
     results = read(folder)
+    if shown := overview.bars(results):
+        (folder / f"{overview.NAME}.svg").write_text(overview.draw(shown), "utf-8")
     (folder / "README.md").write_text(render(results), "utf-8")
     for group, rows in _groups(results):
         if plots.is_drawn(rows):
@@ -33,7 +36,7 @@ def write(folder: Path) -> None:
 
 def render(results: Sequence[Result]) -> str:
     """README.md."""
-    parts = [_HEAD, *_cautions(results)]
+    parts = [_HEAD, *_overview(results), _INTRODUCTION, *_cautions(results)]
     for group, rows in _groups(results):
         parts += [f"## {GROUPS[group]}\n", _table(HEADER, map(cells, rows))]
         if plots.is_drawn(rows):
@@ -44,6 +47,13 @@ def render(results: Sequence[Result]) -> str:
     if missing := [f"`{name}`" for name in BENCHMARKS if name not in measured]:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
     return "\n".join(parts)
+
+
+def _overview(results: Sequence[Result]) -> Iterator[str]:
+    if shown := overview.bars(results):
+        told = "; ".join(f"{bar.label} {bar.times:.2f} x {bar.other}" for bar in shown)
+        yield f"![{overview.TITLE}: {told}]({overview.NAME}.svg)\n"
+        yield f"{overview.CAUTION} What a bar is measured by stands below, with its rounds.\n"
 
 
 def _groups(results: Sequence[Result]) -> Iterator[tuple[str, list[Row]]]:

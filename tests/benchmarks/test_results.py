@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import plots, report, results
+from benchmarks.harness import overview, plots, report, results
 from benchmarks.harness.catalog import BENCHMARKS, FOLDER, GROUPS
 from benchmarks.harness.results import Result, Run
 from benchmarks.harness.rows import RATIO, Row, ratio
@@ -78,9 +78,48 @@ def test_a_plot_has_each_figure_and_limit_and_no_date() -> None:
     assert not plots.is_drawn([ROWS[2]])
 
 
+def test_the_page_begins_with_what_ours_is_compared_with() -> None:
+    speed = Row(
+        "batch 1: tokens a second, times those of generate", 0.5, RATIO, detail="1 against 2"
+    )
+    time = Row(
+        "8 steps, 4 pictures, against diffusers",
+        0.8,
+        RATIO,
+        quartiles=(0.5, 1.0),
+        detail="4 s against 5 s",
+    )
+    found = [
+        Result("pictures", [_run([time, *ROWS])]),
+        Result("generation", [_run([speed, Row("batch 1: launch", 1.0, "a token")], mode="lazy")]),
+    ]
+    generation, pictures = overview.bars(found)
+    assert (generation.times, pictures.times, pictures.quartiles) == (0.5, 1.25, (1.0, 2.0))
+    assert overview.bars([Result("launches", [_run()])]) == []
+    page = report.render(found)
+    assert page.index("![") < page.index("\nRatios are marked")
+    text = overview.draw([generation, pictures])
+    ET.fromstring(text)
+    assert overview.draw([generation, pictures]) == text
+    assert {
+        "0.50 x (1 against 2 tokens a second)",
+        "1.25 x (4 s against 5 s)",
+        overview.CAUTION,
+    } <= set(re.findall(r">([^<>]+)</text>", text))
+
+
+def test_each_comparison_of_the_overview_is_of_a_row_here() -> None:
+    for kind in overview._KINDS:
+        assert kind.benchmark in BENCHMARKS
+        stored = [each for each in results.read(results.FOLDER) if each.benchmark == kind.benchmark]
+        assert not stored or overview.bars(stored), f"{kind.pattern!r} names no row"
+
+
 def test_the_page_here_is_that_of_the_results_here() -> None:
     found = results.read(results.FOLDER)
     assert (results.FOLDER / "README.md").read_text("utf-8") == report.render(found)
+    picture = (results.FOLDER / f"{overview.NAME}.svg").read_text("utf-8")
+    assert all(f">{bar.times:.2f} x (" in picture for bar in overview.bars(found))
     assert not any(run.is_quick for result in found for run in result.runs)
     stems = {path.stem for path in results.FOLDER.glob("*.json")}
     assert stems == {result.benchmark for result in found}
