@@ -6,6 +6,7 @@ import random
 import struct
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -61,7 +62,11 @@ def _put(states: HostRandom) -> None:
 
 
 def to_tensors(states: HostRandom) -> dict[str, Tensor]:
-    """Returns CPU tensors of bytes by name, which any loader of tensors reads from a checkpoint."""
+    """Returns CPU tensors of bytes by name, which any loader of tensors reads from a checkpoint.
+
+    Equal states are one tensor, for reading: a checkpoint holds it once. An epoch's first states
+    and those of now are often alike, and all ranks are sent those of all.
+    """
     return {name: _tensor(value) for name, value in states._asdict().items()}
 
 
@@ -91,6 +96,7 @@ def _take_numpy() -> bytes:
     return _NUMPY.pack(position, bool(has_gauss), gauss) + content
 
 
+@lru_cache(maxsize=16)
 def _tensor(content: bytes) -> Tensor:
     if not content:
         return torch.empty(0, dtype=torch.uint8)
