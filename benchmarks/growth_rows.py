@@ -1,4 +1,4 @@
-"""The first batch after resuming with 10^3 to 10^9 rows, and what planning an epoch takes.
+"""The first batch after resuming with 10^3 to 10^9 rows, plans of an epoch, and the token cache.
 
 A data set here computes its rows, so that nothing but positions and orders is measured. No
 benchmark of torch's random sampler has 10^9 rows: it makes a list of as many numbers.
@@ -6,9 +6,12 @@ benchmark of torch's random sampler has 10^9 rows: it makes a list of as many nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import median
-from time import perf_counter
+from tempfile import TemporaryDirectory
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -26,13 +29,17 @@ from lightning_gaudi.data import (
     pack,
 )
 from lightning_gaudi.data.position import LoaderPosition
+from recipes.bert_pretraining.corpora import Corpus
+from recipes.bert_pretraining.prepared import Settings, prepare
+from recipes.bert_pretraining.rows import RowShape
+from recipes.common.tokenization import train_wordpiece
 
 SIZES = (10**3, 10**6, 10**9)
 RANDOM_SIZES = (10**3, 10**5, 10**7)
 PLAN_SIZES = (10**3, 10**4, 10**5)
 BATCH_SIZE, NUM_TOKENS = 32, 128
 ROUNDS = 201
-MOST, LINEAR = 1.5, 1.15
+MOST, LINEAR, FLAT = 1.5, 1.15, 0.1
 
 
 class Computed(Dataset[dict[str, torch.Tensor]]):
@@ -165,6 +172,53 @@ def _index(num_rows: int) -> Callable[[], object]:
     return lambda: BucketBatchSampler(lengths, [16, 64, 128], BATCH_SIZE, shuffle=True)
 
 
+_WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "klmnrst"]
+
+
+def _documents(num_documents: int) -> Iterator[list[str]]:
+    """Four sentences each, of random words."""
+    rng = np.random.default_rng(0)
+    for _ in range(num_documents):
+        words = rng.integers(len(_WORDS), size=(4, 10)).tolist()
+        yield [" ".join(_WORDS[word] for word in sentence) for sentence in words]
+
+
+def token_cache(effort: Effort) -> list[Row]:
+    """Tokens and rows of BERT's recipe: written once, and opened by each later run."""
+    tokenizer = train_wordpiece(list(_documents(1000)), 1000)
+    settings = Settings(len(tokenizer), RowShape(NUM_TOKENS, 20, 8), True, 0.05, 0)
+    making, size, held, opening = {}, {}, {}, {}
+    for num in PLAN_SIZES:
+        corpus = Corpus("random", num, lambda num=num: _documents(num))  # type: ignore[misc]
+
+        def ask(root: str, corpus: Corpus = corpus) -> object:
+            prepared = prepare(corpus, tokenizer, settings, Path(root))
+            return prepared.plans["train"][0], prepared.corpus.tokens[-1]
+
+        with TemporaryDirectory() as root:
+            making[num] = _cpu_s(lambda: ask(root))
+            size[num] = sum(path.stat().st_size for path in Path(root).rglob("*"))
+            opening[num] = median(_cpu_s(lambda: ask(root)) for _ in range(effort.rounds(51)))
+        with TemporaryDirectory() as root:
+            tracemalloc.start()
+            ask(root)
+            held[num] = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    return [
+        curve("token cache: CPU time of making it", making, limit=LINEAR),
+        curve("token cache: its bytes", size, "B", LINEAR),
+        curve("token cache: memory of Python and numpy while it is made", held, "B", LINEAR),
+        curve("token cache: CPU time of opening it", opening, limit=FLAT),
+    ]
+
+
+def _cpu_s(do: Callable[[], object]) -> float:
+    """Seconds of all threads: what a disk takes grows with bytes, which are told by themselves."""
+    begin = process_time()
+    do()
+    return process_time() - begin
+
+
 def measure(effort: Effort) -> list[Row]:
     """Resume with few and with many rows, in turns; plan more and more of them."""
     found = in_turns(lambda n: ordinary(n, shuffle=True), RANDOM_SIZES, effort.rounds(3))
@@ -188,4 +242,5 @@ def measure(effort: Effort) -> list[Row]:
         curve("packing plan", _once(_packing, PLAN_SIZES), limit=LINEAR),
         curve("bucket boundaries", _once(_boundaries, (10**4, 10**5, 10**6)), limit=LINEAR),
         curve("bucket sampler", _once(_index, (10**5, 10**6, 10**7)), limit=LINEAR),
+        *token_cache(effort),
     ]
