@@ -66,6 +66,12 @@ class CountedStore(Store):  # type: ignore[misc]
             for key, value in zip(keys, values, strict=True):
                 self._put(key, value)
 
+    def append(self, key: str, value: bytes | str) -> None:
+        with self._lock:
+            self._note()
+            more = value.encode() if isinstance(value, str) else bytes(value)
+            self._put(key, self._values.get(key, b"") + more)
+
     def add(self, key: str, amount: int) -> int:
         with self._lock:
             self._note()
@@ -88,6 +94,10 @@ class CountedStore(Store):  # type: ignore[misc]
     def get(self, key: str) -> bytes:
         self.wait([key])
         return self._values[key]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        self.wait(keys)
+        return [self._values[key] for key in keys]
 
     def wait(self, keys: Sequence[str], timeout: timedelta = TIMEOUT) -> None:
         with self._lock:

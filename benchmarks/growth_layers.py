@@ -27,6 +27,7 @@ from benchmarks.harness.interleaved import Effort, elapsed
 from benchmarks.harness.machine import ROOT
 from benchmarks.harness.rows import Row
 from lightning_gaudi import HPUCheckpointIO, vendor
+from lightning_gaudi.checkpoint.verify import check_file
 
 SIZES = (4, 32, 128)
 WIDTH, BATCH_SIZE, NUM_STEPS = 64, 8, 6
@@ -134,6 +135,7 @@ def measure(effort: Effort) -> list[Row]:
             note("bytes", size, path.stat().st_size)
             io = HPUCheckpointIO()
             note("load", size, _least(lambda: io.load_checkpoint(path), effort))  # noqa: B023
+            note("check", size, _least(lambda: check_file(path), effort))  # noqa: B023
         note("plan", size, plan_s(size))
     return [
         curve("graphs that are compiled", found["graphs"], "graphs", FLAT),
@@ -142,6 +144,7 @@ def measure(effort: Effort) -> list[Row]:
         curve("saving", found["save"], limit=LINEAR),
         curve("bytes of a checkpoint", found["bytes"], "B", LINEAR),
         curve("loading it, with its checksums compared", found["load"], limit=LINEAR),
+        curve("comparing its checksums alone", found["check"], limit=LINEAR),
         curve("planning", found["plan"], limit=LINEAR),
     ]
 

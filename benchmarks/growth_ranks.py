@@ -23,6 +23,7 @@ from unittest import mock
 import torch.distributed as dist
 import torch.multiprocessing
 
+from benchmarks import saving_ranks
 from benchmarks.counted_store import CountedStore
 from benchmarks.harness.curves import curve
 from benchmarks.harness.interleaved import Effort
@@ -284,6 +285,7 @@ def measure(effort: Effort) -> list[Row]:
     before = threading.stack_size(_STACK_BYTES)
     try:
         asked = {size: ask(size) for size in sizes}
+        saving = saving_ranks.measure(all_together, is_quick=effort.is_quick)
     finally:
         threading.stack_size(before)
     hung = {size: hang(size) for size in sizes}
@@ -315,4 +317,5 @@ def measure(effort: Effort) -> list[Row]:
         curve("requests until all have ended", {n: a.end for n, a in asked.items()}, "", LINEAR),
         curve("bytes in the store", {n: a.num_bytes for n, a in asked.items()}, "B", LINEAR),
         curve("memory of rank 0's watching process", {n: h.mib for n, h in hung.items()}, "MiB"),
+        *saving,
     ]
