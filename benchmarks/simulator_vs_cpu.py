@@ -6,6 +6,7 @@ A step of what does some work, and of what does next to none: the cost of calls.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from benchmarks.harness.interleaved import Comparison, Effort
 from benchmarks.harness.rows import Row
+from lightning_gaudi.attention import fused_sdpa
 
 Work = Callable[[], object]
 
@@ -55,6 +57,20 @@ def attention(device: str) -> Work:
     return step
 
 
+def fused_attention(device: str, dropout_p: float = 0.0) -> Work:
+    """The same by the vendor's kernel on hpu, and by torch's own choice on the CPU."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(8, 12, 128, 64).to(device).requires_grad_() for _ in range(3))
+    upstream = torch.randn(8, 12, 128, 64).to(device)
+    attend = fused_sdpa if device == "hpu" else functional.scaled_dot_product_attention
+
+    def step() -> object:
+        attended = attend(q, k, v, dropout_p=dropout_p)
+        return torch.autograd.grad(attended, (q, k, v), upstream)
+
+    return step
+
+
 def _training_step(module: nn.Module, loss: Callable[[], torch.Tensor]) -> Work:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
 
@@ -75,6 +91,16 @@ COMPARISONS = (
     Comparison("add (8 x 8)", add, limit=1.5, calls=2000, rounds=31),
     Comparison("tiny MLP AdamW step", mlp_step, limit=1.5, calls=50, rounds=31),
     Comparison("SDPA forward and backward", attention, limit=1.1, calls=2, rounds=31),
+    Comparison(
+        "fused attention forward and backward", fused_attention, limit=1.05, calls=2, rounds=31
+    ),
+    Comparison(
+        "fused attention with dropout, forward and backward",
+        partial(fused_attention, dropout_p=0.1),
+        limit=1.15,
+        calls=2,
+        rounds=31,
+    ),
 )
 
 
