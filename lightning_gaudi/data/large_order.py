@@ -71,6 +71,11 @@ class BucketIndex:
         """[K], the number of samples of each bucket."""
         return self._num_before[:, -1].astype(np.int64)
 
+    def counts_of_last(self, number: int) -> IntArray:
+        """Returns [K], how many of the last samples of the data set are in each bucket."""
+        last = self._bucket_of[len(self._bucket_of) - number :]
+        return np.bincount(last, minlength=len(self._num_before))
+
     def find(self, bucket: int, numbers: IntArray) -> IntArray:
         """Returns [n], the indices in the data set of some samples of a bucket.
 
@@ -187,7 +192,8 @@ class LargeOrder:
         index: the index of the data set.
         per_rank: samples of a batch on each rank (B).
         rank: the number of this rank, and how many there are (R).
-        num_left_out: how many random samples do not come in this epoch.
+        num_left_out: how many samples do not come in this epoch: random ones in training, and the
+            last ones of the data set otherwise.
         epoch: the seed of the run, and the number of the epoch; None for the order of the data set.
     """
 
@@ -215,6 +221,8 @@ class LargeOrder:
             counts = _left_in(counts, num_left_out, next(keys))
             # With a single bucket the steps are in random order anyway.
             self._steps = Shuffled(self._num_steps, keys) if len(counts) > 1 else None
+        else:
+            counts = (index.counts - index.counts_of_last(num_left_out))[::-1].tolist()
         self._begins = np.cumsum([0, *counts])
 
     def __len__(self) -> int:

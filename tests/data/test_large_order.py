@@ -44,13 +44,15 @@ def is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "PLANNED_SAMPLES", 100)
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_in_evaluation_the_batches_are_those_of_a_plan(
-    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+    num_ranks: int, drop_last: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = _ranks(num_ranks, shuffle=False)
+    settings = {"shuffle": False, "drop_last": drop_last, "multiple_of": 5}
+    planned = _ranks(num_ranks, **settings)
     monkeypatch.setattr(sampler, "PLANNED_SAMPLES", 100)
-    computed = _ranks(num_ranks, shuffle=False)
+    computed = _ranks(num_ranks, **settings)
     assert computed == planned
     assert [[vars(b) for b in r] for r in computed] == [[vars(b) for b in r] for r in planned]
 
