@@ -198,7 +198,7 @@ def token_cache(effort: Effort) -> list[Row]:
         with TemporaryDirectory() as root:
             making[num] = _cpu_s(lambda: ask(root))
             size[num] = sum(path.stat().st_size for path in Path(root).rglob("*"))
-            opening[num] = median(_cpu_s(lambda: ask(root)) for _ in range(effort.rounds(51)))
+            opening[num] = min(_cpu_s(lambda: ask(root)) for _ in range(effort.rounds(51)))
         with TemporaryDirectory() as root:
             tracemalloc.start()
             ask(root)
