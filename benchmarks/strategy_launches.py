@@ -1,5 +1,7 @@
 """Launches, graphs, collectives and waits of a recipe's training step in every strategy: counts.
 
+In the Trainer, and of one recipe's model in a loop of Fabric's, too.
+
 A step is the last of a few, when all that trains is compiled: launches are those of graphs and of
 single operators. A row's limit is twice the graphs that run in the step, ten, and its collectives.
 These are counts, the same on every machine and in every run.
@@ -12,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +22,7 @@ from unittest.mock import patch
 
 import torch
 import torch.multiprocessing
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks.harness.interleaved import Effort
@@ -63,6 +67,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ", two batches a step": ("--trainer.accumulate_grad_batches=2",),
 }
 """The latter two for T5, in some strategies."""
+IN_FABRIC = {"one card": "auto", "DDP": "ddp", "ZeRO-1": "deepspeed_stage_1", "FSDP": "fsdp"}
+"""Strategies of Fabric's, in which T5 is trained by a loop."""
 
 _num_graph_runs = 0
 
@@ -93,15 +99,7 @@ class Counts(Callback):
         """Notes it, once for all batches of a step."""
         if len(self.at_start) > trainer.global_step:
             return
-        collectives = {name: each["calls"] for name, each in collective_stats().items()}
-        self.at_start.append(
-            Counter(
-                launches=launches(),
-                graphs=_num_graph_runs,
-                waits=sum(host_syncs().values()),
-                **collectives,
-            )
-        )
+        self.at_start.append(_counted())
 
     @property
     def last(self) -> Counter[str]:
@@ -109,27 +107,59 @@ class Counts(Callback):
         return self.at_start[-1] - self.at_start[-2]
 
 
-def fit(recipe: str, arguments: tuple[str, ...], num_devices: int) -> Counter[str]:
-    """Runs some steps of a recipe's `simulated.yaml`, and returns the counts of the last one."""
+def _counted() -> Counter[str]:
+    collectives = {name: each["calls"] for name, each in collective_stats().items()}
+    waits = sum(host_syncs().values())
+    return Counter(launches=launches(), graphs=_num_graph_runs, waits=waits, **collectives)
+
+
+def _program(recipe: str, arguments: tuple[str, ...], num_devices: int, folder: str) -> Any:
+    """Returns data, model and Trainer of a recipe's `simulated.yaml`, cut short."""
     torch.compiler.reset()
     module = importlib.import_module(f"recipes.{recipe}.__main__")
+    return module.run(
+        [
+            *("--config", str(Path(module.__file__ or "").with_name("simulated.yaml"))),
+            *("--trainer.logger=false", "--trainer.callbacks=null"),
+            *("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"),
+            *(f"--trainer.default_root_dir={folder}", f"--trainer.max_steps={NUM_STEPS}"),
+            *("--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1000"),
+            *("--model.warmup_steps=0", f"--trainer.devices={num_devices}"),
+            *arguments,
+        ],
+        run=False,
+    )
+
+
+def fit(recipe: str, arguments: tuple[str, ...], num_devices: int) -> Counter[str]:
+    """Runs some steps of a recipe, and returns the counts of the last one."""
     with TemporaryDirectory() as folder:
-        cli = module.run(
-            [
-                *("--config", str(Path(module.__file__ or "").with_name("simulated.yaml"))),
-                *("--trainer.logger=false", "--trainer.callbacks=null"),
-                *("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"),
-                *(f"--trainer.default_root_dir={folder}", f"--trainer.max_steps={NUM_STEPS}"),
-                *("--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1000"),
-                *("--model.warmup_steps=0", f"--trainer.devices={num_devices}"),
-                *arguments,
-            ],
-            run=False,
-        )
+        cli = _program(recipe, arguments, num_devices, folder)
         counts = Counts()
         cli.trainer.callbacks.append(counts)
         cli.trainer.fit(cli.model, cli.datamodule)
     return counts.last
+
+
+def fit_in_fabric(recipe: str, strategy: str, num_devices: int) -> Counter[str]:
+    """Trains a recipe's model in a loop, clipped by the norm, and counts the last step but one."""
+    with TemporaryDirectory() as folder:
+        cli = _program(recipe, (), num_devices, folder)
+        fabric = Fabric(accelerator="hpu", devices=num_devices, strategy=strategy)
+        fabric.launch()
+        cli.datamodule.setup("fit")
+        optimizer = torch.optim.AdamW(cli.model.parameters(), lr=1e-4)
+        model, optimizer = fabric.setup(cli.model, optimizer)
+        loader = fabric.setup_dataloaders(cli.datamodule.train_dataloader())
+        at_start = []
+        for batch in islice(loader, NUM_STEPS):
+            at_start.append(_counted())
+            fabric.backward(model(batch)["loss"])
+            if "deepspeed" not in strategy:  # which clips as its configuration says
+                fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return at_start[-1] - at_start[-2]
 
 
 def cases() -> Iterator[tuple[str, str, tuple[str, ...], int]]:
@@ -144,6 +174,12 @@ def cases() -> Iterator[tuple[str, str, tuple[str, ...], int]]:
                     yield f"{title}: {name}{variant}", recipe, (*arguments, *more), num_devices
 
 
+def cases_in_fabric() -> Iterator[tuple[str, str, int]]:
+    """Yields title, strategy and number of cards of each row of Fabric's."""
+    for name, strategy in IN_FABRIC.items():
+        yield f"T5 in Fabric: {name}", strategy, 1 if name == "one card" else NUM_RANKS
+
+
 def run_rank(rank: int, num_ranks: int, port: int, results: Any) -> None:
     """Trains as one of the ranks, in each case for so many; the first one reports."""
     os.environ.pop(VARIABLE, None)
@@ -156,6 +192,9 @@ def run_rank(rank: int, num_ranks: int, port: int, results: Any) -> None:
         for title, recipe, arguments, num_devices in cases():
             if num_devices == num_ranks:
                 found[title] = fit(recipe, arguments, num_devices)
+        for title, strategy, num_devices in cases_in_fabric():
+            if num_devices == num_ranks:
+                found[title] = fit_in_fabric(RECIPES["T5"], strategy, num_devices)
     if rank == 0:
         results.put(found)
 
@@ -173,7 +212,8 @@ def count(num_ranks: int) -> dict[str, Counter[str]]:
 def measure(effort: Effort) -> list[Row]:
     """Counts in each case; an effort makes no difference to counts."""
     found = {**count(1), **count(NUM_RANKS)}
-    return [_row(title, found[title]) for title, *_ in cases()]
+    titles = [title for title, *_ in (*cases(), *cases_in_fabric())]
+    return [_row(title, found[title]) for title in titles]
 
 
 def _row(title: str, counts: Counter[str]) -> Row:

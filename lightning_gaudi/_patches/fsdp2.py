@@ -2,8 +2,9 @@
 
 torch copies each weight's shard into what is sent, and out of what has come, and frees the memory
 of each whole weight: on CUDA by operators that take all of them at once, on an HPU by a launch for
-each weight (torch 2.13, `distributed/fsdp/_fully_shard`). Here the whole weights of a group share
-their memory, so that they are copied by one concatenation, and freed at once.
+each weight (torch 2.13, `distributed/fsdp/_fully_shard`). Here the shards of a group lie one behind
+the other in one memory, and so do the whole weights: shards are sent from where they are, whole
+weights are copied by one concatenation, and freed at once.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ def gather_at_once() -> None:
 
     @wrap(_PATCH, _fsdp_collectives, "_get_param_all_gather_inputs")
     def inputs(original: Callable[..., Any], fsdp_params: list[Any]) -> Any:
-        if not _casts_all(fsdp_params):
+        if not _are_plain(fsdp_params):
             return original(fsdp_params)
-        shards = [each._sharded_param_data for each in fsdp_params]
-        cast: Any = torch.cat(shards).to(fsdp_params[0].param_dtype)
-        return [[part] for part in cast.split([each.numel() for each in shards])]
+        sizes = [each._sharded_param_data.numel() for each in fsdp_params]
+        sent = _in_one_memory(fsdp_params)
+        if (dtype := fsdp_params[0].param_dtype) is not None:
+            sent = sent.to(dtype)
+        return [[part] for part in sent.split(sizes)]
 
     @wrap(_PATCH, _fsdp_param_group, "foreach_all_gather_copy_out")
     def copy_out(
@@ -78,21 +81,55 @@ def _copy_in(
 ) -> tuple[Tensor, Tensor]:
     """Returns this rank's part of what is gathered, filled with its shards, and the whole."""
     own = output.narrow(0, num_elements * rank, num_elements)
-    if len(shards) == 1 and shards[0].device.type == "hpu" and shards[0].dtype == own.dtype:
-        return shards[0].reshape(-1), output  # sent from where it is
+    if all(shard.device.type == "hpu" and shard.dtype == own.dtype for shard in shards):
+        shards = [shard.reshape(-1) for shard in shards]
+        if (together := _together(shards)) is not None:
+            return together, output  # sent from where it is
+        with torch.no_grad():
+            torch.cat(shards, out=own)
+        return own, output
     with torch.no_grad():
-        if all(shard.device.type == "hpu" and shard.dtype == own.dtype for shard in shards):
-            torch.cat([shard.reshape(-1) for shard in shards], out=own)
-        else:
-            torch._foreach_copy_(own.split(sizes), shards)
+        torch._foreach_copy_(own.split(sizes), shards)
     return own, output
 
 
-def _casts_all(fsdp_params: list[Any]) -> bool:
-    """Returns whether all shards are cast from one dtype to another before they are gathered."""
+def _together(parts: list[Tensor]) -> Tensor | None:
+    """Returns one-dimensional tensors as one, if they lie one behind the other in one memory."""
+    ends = [part.storage_offset() + part.numel() for part in parts[:-1]]
+    begins = [part.storage_offset() for part in parts[1:]]
+    memories = {part.untyped_storage().data_ptr() for part in parts}
+    if ends != begins or len(memories) > 1:
+        return None
+    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
+
+
+@torch.inference_mode(False)  # an evaluation may come first, and these shards train later
+@torch.no_grad()
+def _in_one_memory(fsdp_params: list[Any]) -> Tensor:
+    """Returns the shards of a group as one tensor, once they have been moved into one memory."""
+    shards = [each._sharded_param_data for each in fsdp_params]
+    if (together := _together(shards)) is not None:
+        return together
+    together = torch.cat(shards)
+    parts = together.split([shard.numel() for shard in shards])
+    for each, part in zip(fsdp_params, parts, strict=True):
+        each._sharded_param_data = part
+        # As torch does where a shard comes from elsewhere (`FSDPParam.reset_sharded_param`).
+        length = each.sharded_param._local_tensor.size(0)
+        padded = part.view(each.padded_sharded_param_size)
+        each.sharded_param._local_tensor = padded.narrow(0, 0, length)
+    return together
+
+
+def _are_plain(fsdp_params: list[Any]) -> bool:
+    """Returns whether all shards are gathered as they are, or all cast from one dtype to another.
+
+    They may then share their memory.
+    """
     return len({(each.orig_dtype, each.param_dtype) for each in fsdp_params}) == 1 and all(
-        each.param_dtype is not None
-        and each.device.type == "hpu"
+        type(each._sharded_param_data) is Tensor
+        and each.device.type == each._sharded_param_data.device.type == "hpu"
+        and each.fsdp_placement.dim == 0
         and each.sharded_state == _fsdp_param.ShardedState.SHARDED
         and not each.offload_to_cpu
         and not hasattr(each._sharded_local_tensor, "fsdp_pre_all_gather")

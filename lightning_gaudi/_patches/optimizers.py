@@ -94,6 +94,16 @@ def _step(lists: Any, device: Any, options: Mapping[str, Any]) -> None:
     names = ("amsgrad", "beta1", "beta2", "lr", "weight_decay", "eps", "maximize")
     for count in dict.fromkeys(counts):
         at = [index for index, each in enumerate(counts) if each == count]
-        step = torch.full((), count, dtype=torch.float32, device=device)
+        step = _on_card(count, device)
         parts = [[each[index] for index in at] if each else each for each in lists[:-1]]
         kernel(*parts, [step] * len(at), **{name: options[name] for name in names})
+
+
+_counts: dict[torch.device, tuple[float, Tensor]] = {}
+
+
+def _on_card(count: float, device: Any) -> Tensor:
+    """Returns a count of steps, of shape (), float32: the same for all groups of a step."""
+    if _counts.get(device, (None,))[0] != count:
+        _counts[device] = count, torch.full((), count, dtype=torch.float32, device=device)
+    return _counts[device][1]

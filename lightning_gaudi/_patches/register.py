@@ -735,19 +735,37 @@ REGISTER = (
         undone="with the engine",
     ),
     Patch(
+        name="deepspeed-copies",
+        library="deepspeed",
+        checked=_DEEPSPEED,
+        targets=(
+            "a DeepSpeedZeroOptimizer:reduce_independent_p_g_buckets_and_remove_grads",
+            "a DeepSpeedZeroOptimizer:reduce_ipg_grads",
+            "a DeepSpeedZeroOptimizer:allreduce_and_scatter",
+            "a DeepSpeedZeroOptimizer:copy_grads_in_partition",
+            "a DeepSpeedZeroOptimizer_Stage3:partition_grads",
+        ),
+        why=(
+            "ZeRO copies each gradient into its bucket, and from there to its shard, by a launch "
+            "for each weight. Those of a bucket are copied together."
+        ),
+        without="ZeRO launches one or two copies for each weight in each step",
+    ),
+    Patch(
         name="deepspeed-norms",
         library="deepspeed",
         checked=_DEEPSPEED,
         targets=(
-            "a ZeROOptimizer:get_grad_norm_direct",
-            "deepspeed.runtime.zero.stage_1_and_2:combine_grad_norm_groups",
-            "deepspeed.runtime.zero.stage_1_and_2:is_invalid_grad_norm",
-            "deepspeed.runtime.zero.stage3:combine_grad_norm_groups",
-            "deepspeed.runtime.zero.stage3:is_invalid_grad_norm",
+            "a DeepSpeedZeroOptimizer:scaled_global_norm",
+            "a DeepSpeedZeroOptimizer_Stage3:_get_norm_groups",
+            "a ZeROOptimizer:unscale_and_clip_grads",
+            "its loss_scaler:scale_loss",
         ),
         why=(
-            "ZeRO launches a norm for each weight, and waits for each group of weights to see "
-            "whether the norm is a number. All of a group is measured at once, and looked at once."
+            "ZeRO launches a norm for each weight, waits for each group of weights to see whether "
+            "the norm is a number, launches a dozen operators for each group to find what to "
+            "divide it by, and multiplies each loss by a scale of 1. All gradients are measured at "
+            "once, and the host, which has to look at the norm, does the rest."
         ),
         without="ZeRO launches a norm for each weight, and waits several times a step",
     ),

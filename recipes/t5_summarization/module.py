@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import T5Config, T5ForConditionalGeneration
@@ -26,7 +27,7 @@ from recipes.common.training import SPLITS, RecipeModule
 from recipes.t5_summarization.data import IGNORED, SummarizationData
 from recipes.t5_summarization.generation import generate
 from recipes.t5_summarization.rouge import NAMES
-from recipes.t5_summarization.sharding import shard
+from recipes.t5_summarization.sharding import call_blocks, shard
 from recipes.t5_summarization.stacks import Inputs, decode, encode, inputs_of
 from recipes.t5_summarization.summaries import score_summaries
 
@@ -113,6 +114,8 @@ class T5Summarization(RecipeModule):
         """Cuts the model up where `ModelParallelStrategy` asks for it; see `sharding.py`."""
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
+        elif self._trainer is not None and isinstance(self.trainer.strategy, DeepSpeedStrategy):
+            call_blocks(self.model)
 
     compile_methods = ("inputs", "losses")
     """What is beside the blocks, where these are compiled one by one: it calls no module."""

@@ -11,12 +11,14 @@ Shapes: H heads, F width of the feed-forward layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -45,12 +47,10 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
     Raises:
         UserError: the heads or the feed-forward layers do not divide among the cards.
     """
-    blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
-    if isinstance(blocks[0], StaticBlock):
+    if any(isinstance(weight, DTensor) for weight in model.parameters()):
         return
     _check_divides(model.config, mesh["tensor_parallel"].size())
-    for block in blocks:
-        block.__class__ = StaticBlock
+    blocks = call_blocks(model)
     if mesh["tensor_parallel"].size() > 1:
         for block in blocks:
             _split_block(block, mesh["tensor_parallel"])
@@ -58,21 +58,42 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
         _shard_blocks(module, model, blocks, mesh["data_parallel"])
 
 
+def call_blocks(model: T5ForConditionalGeneration) -> list[nn.Module]:
+    """Has each block called as a whole, as what acts then needs it, and returns them.
+
+    FSDP2 gathers the weights of a block then, and so does ZeRO-3, which compiles the block.
+    """
+    blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
+    for block in blocks:
+        block.__class__ = StaticBlock
+    return blocks
+
+
 @contextmanager
 def gathered(stack: nn.Module) -> Iterator[None]:
-    """Keeps all blocks of a stack whole on each card, where FSDP2 has cut them up.
+    """Keeps all blocks of a stack whole on each card, where FSDP2 or ZeRO-3 has cut them up.
 
     A token of a summary needs every block: gathered for each token, they would take longer to
-    transfer than to compute.
+    transfer than to compute. And it calls parts of blocks, which nothing would gather.
     """
     units = [block for block in stack.block if isinstance(block, FSDPModule)]
     for unit in units:
         unit.unshard()
     try:
-        yield
+        with _gathered_by_zero(stack):
+            yield
     finally:
         for unit in units:
             unit.reshard()
+
+
+def _gathered_by_zero(stack: nn.Module) -> AbstractContextManager[None]:
+    states = [(weight, getattr(weight, "ds_status", None)) for weight in stack.parameters()]
+    away = [weight for weight, state in states if state and state.name == "NOT_AVAILABLE"]
+    if not away:
+        return nullcontext()
+    found: AbstractContextManager[None] = import_module("deepspeed").zero.GatheredParameters(away)
+    return found
 
 
 def _check_divides(config: T5Config, num_cards: int) -> None:
@@ -108,9 +129,11 @@ def _shard_blocks(
 ) -> None:
     """Cuts each block up, and the rest as one."""
     for stack in (model.encoder, model.decoder):
-        # Asked for before and beside its block: see `stacks.bias_of`.
-        fully_shard(stack.block[0].layer[0].SelfAttention.relative_attention_bias, mesh=mesh)
+        # Asked for before and beside its block: see `stacks.bias_of`. Its gradient needs no weight.
+        bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias
+        fully_shard(bias, mesh=mesh, reshard_after_forward=False)
     for block in blocks:
-        fully_shard(block, mesh=mesh)
+        # The last block runs backward right after it has run forward.
+        fully_shard(block, mesh=mesh, reshard_after_forward=block is not blocks[-1])
     fully_shard(module, mesh=mesh)
     register_fsdp_forward_method(module, "summarize")

@@ -11,9 +11,12 @@ import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor
 
+from lightning_gaudi._patches.optimizers import step_adam_by_kernel
+from lightning_gaudi.compilation.compiler import stepping_at_once
 from lightning_gaudi.deepspeed.config.load import Settings, complete
 from lightning_gaudi.deepspeed.engine.initialize import make_engine
-from lightning_gaudi.simulator import collective_stats, host_syncs
+from lightning_gaudi.deepspeed.engine.memory import LIGHTNINGS_BUCKET
+from lightning_gaudi.simulator import collective_stats, host_syncs, launches
 from tests.helpers.slow import SLOW
 from tests.helpers.trainers import run_trainers
 from tests.strategies.sharded_cases import NUM_STEPS, Case, Stack, loader, make_net
@@ -21,6 +24,10 @@ from tests.strategies.sharded_cases import NUM_STEPS, Case, Stack, loader, make_
 NUM_RANKS = 2
 WARM = 4
 """Batches after which ZeRO-3 has seen the order of the layers."""
+
+LAYERS = (2, 8)
+MOST = {1: 16, 2: 16, 3: 14}
+"""Launches of a step beside the model's own, by stage: a bucket, norm, scale and optimizer."""
 
 Counts = Counter[str]
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -80,6 +87,28 @@ def _in_bare_loop(config: dict[str, Any], precision: str, rank: int) -> list[Cou
     return _steps(counts)
 
 
+def _launches_beside_the_model(stage: int, num_layers: int) -> list[int]:
+    """What each step launches more than forward and backward do without an engine."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(num_layers))).to("hpu")
+    batch = torch.ones(4, 8, device="hpu")
+    before = launches()
+    net(batch).square().mean().backward()
+    of_model = launches() - before
+    net.zero_grad()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    zero = {"stage": stage, "reduce_bucket_size": LIGHTNINGS_BUCKET}
+    config = {"zero_optimization": zero, "zero_allow_untested_optimizer": True}
+    completed = complete(config, Settings("32-true", NUM_RANKS, 1, 0.3))
+    engine, _ = make_engine(net, completed, optimizer=optimizer)
+    counts = [launches()]
+    for _ in range(NUM_STEPS):
+        engine.backward(engine(batch).square().mean())
+        with stepping_at_once(engine.optimizer):
+            engine.step()
+        counts.append(launches())
+    return [after - before - of_model for before, after in pairwise(counts)]
+
+
 def _count(rank: int) -> dict[tuple[int, str], tuple[list[Counts], list[Counts]]]:
     found = {}
     for stage in STAGES:
@@ -92,6 +121,11 @@ def _count(rank: int) -> dict[tuple[int, str], tuple[list[Counts], list[Counts]]
                 _in_trainer(config, precision),
                 _in_bare_loop(config, precision, rank),
             )
+        step_adam_by_kernel(True)
+        found[stage, "launches"] = {
+            num: _launches_beside_the_model(stage, num)[WARM:] for num in LAYERS
+        }
+        step_adam_by_kernel(False)
     return found
 
 
@@ -122,3 +156,11 @@ def test_batches_that_do_not_end_an_accumulation_wait_for_nothing(
         trainer, _ = counted[stage, precision]
         waits = [sum(n for name, n in step.items() if name.startswith("sync")) for step in trainer]
         assert waits[0::WINDOW] == [0] * len(waits[0::WINDOW])
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_launches_do_not_grow_with_the_number_of_weights(ranks: Any, stage: int) -> None:
+    for counted in ranks:
+        few, many = (counted[stage, "launches"][num] for num in LAYERS)
+        assert few == many
+        assert max(many) <= MOST[stage]

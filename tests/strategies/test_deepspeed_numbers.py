@@ -27,6 +27,8 @@ UNEVEN = Case("sgd", {"accumulate_grad_batches": 4, "max_epochs": 2})
 
 Without clipping, which would hide gradients that are divided twice.
 """
+BUCKETS = [(1, 1200), (2, 1200), (2, 700), (3, 1200)]
+"""Stages, each with a bucket of a few weights; the largest, of 1,024 elements, is above the 700."""
 Losses = dict[Any, list[float]]
 
 
@@ -78,6 +80,9 @@ def _train(rank: int, num_ranks: int, name: str) -> Losses:
         losses[stage, precision] = case.fit(
             num_ranks, strategy=DeepSpeedStrategy(stage=stage), precision=precision
         )[0]
+    for stage, size in BUCKETS:
+        strategy = DeepSpeedStrategy(stage=stage, reduce_bucket_size=size)
+        losses["buckets", stage, size] = case.fit(num_ranks, strategy=strategy)[0]
     late = LateStack(case.optimizer)
     losses["late"] = case.fit(num_ranks, model=late, strategy="deepspeed_stage_3")[0]
     losses["uneven", "ddp"] = UNEVEN.fit(num_ranks, strategy="ddp")[0]
@@ -111,6 +116,11 @@ def _assert_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_losses_are_those_of_ddp(run: Run, stage: int) -> None:
     _assert_near(run.losses[stage, "32-true"], run.losses["ddp"], 1e-6)
+
+
+@pytest.mark.parametrize(("stage", "size"), BUCKETS)
+def test_losses_of_many_buckets_are_those_of_ddp(run: Run, stage: int, size: int) -> None:
+    _assert_near(run.losses["buckets", stage, size], run.losses["ddp"], 1e-6)
 
 
 @pytest.mark.parametrize(("stage", "precision"), IN_BF16)

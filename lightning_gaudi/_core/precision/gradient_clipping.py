@@ -165,15 +165,32 @@ def power_of_norm(held: list[Tensor], norm_type: float, device: torch.device) ->
     held = [each for each in held if each.numel()]
     if not held:
         return torch.zeros((), device=device)
-    is_plain = all(each.device.type == "hpu" and each.dtype == torch.float32 for each in held)
-    if norm_type == 2 and is_plain and not vendor.is_lazy():
+    if norm_type == 2 and _takes_kernel(held):
         return vendor.total_norm(held).square_()
+    norm = _norm(held, norm_type, device)
+    return norm if math.isinf(norm_type) else norm.pow(norm_type)
+
+
+def two_norm(held: list[Tensor], device: torch.device) -> Tensor:
+    """Returns the 2-norm of all elements of some tensors, of shape (), in float32 at least."""
+    held = [each for each in held if each.numel()]
+    if not held:
+        return torch.zeros((), device=device)
+    return vendor.total_norm(held) if _takes_kernel(held) else _norm(held, 2.0, device)
+
+
+def _takes_kernel(held: list[Tensor]) -> bool:
+    is_plain = all(each.device.type == "hpu" and each.dtype == torch.float32 for each in held)
+    return is_plain and not vendor.is_lazy()
+
+
+def _norm(held: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
     norms = []
     for each in held:
         dtype = torch.float32 if each.dtype in (torch.bfloat16, torch.float16) else None
         norms.append(torch.linalg.vector_norm(each, norm_type, dtype=dtype).to(device))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-    return norm if math.isinf(norm_type) else norm.pow(norm_type)
+    return norm
 
 
 def _alike(gradients: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -20,8 +20,9 @@ from .. import library
 from ..config.offload import check_stepping
 from ..config.optimizers import take_vendors
 from . import memory
+from .copies import copy_at_once
 from .lifecycle import leave_last_engine, move_to_card, refuse_unfrozen
-from .norms import measure_at_once
+from .norms import measure_at_once, scale_no_loss_by_1
 from .regions import begin_steps_with_engine
 
 _CARD = 0
@@ -65,7 +66,9 @@ def make_engine(
     if is_stage_3(config):
         begin_steps_with_engine(engine)
     memory.share_equal_copies(engine.optimizer)
+    copy_at_once(engine.optimizer)
     measure_at_once(engine.optimizer)
+    scale_no_loss_by_1(engine.optimizer)
     refuse_unfrozen(engine, model)
     engines.note(model, engine)
     return engine, wrapped

@@ -23,12 +23,20 @@ Source: Lightning 2.5.6 to 2.6.6, `DeepSpeedStrategy(reduce_bucket_size=...)`.
 _SHARDS_PER_BUCKET = 4
 """How many buckets a card's share of the gradients fills if the user has no setting."""
 
+_SMALLEST = 25 * 2**20 // 4
+"""The elements that fit into any bucket of ours: 25 MiB in fp32, the bucket of torch's own DDP.
+
+Each bucket takes a collective and three launches; a smaller one would not be worth them.
+"""
+
 
 def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int) -> dict[str, Any]:
     """Returns the settings with a gradient bucket that is no larger than the model can use.
 
-    DeepSpeed allocates the whole bucket, in ZeRO-3 for as long as the engine lives: 763 MiB in fp32
-    with Lightning's default, whatever the model's size. A user's setting stays.
+    DeepSpeed allocates the whole bucket, 763 MiB in fp32 with Lightning's default, whatever the
+    model's size. A user's setting stays. In ZeRO-3 it allocates one for as long as the engine
+    lives and copies each gradient there, but sends them from elsewhere if it scatters them, as it
+    does by default: such a bucket is not made at all.
 
     Args:
         config: DeepSpeed's settings; not changed.
@@ -36,10 +44,15 @@ def with_fitting_buckets(config: dict[str, Any], model: Module, world_size: int)
         world_size: The number of cards.
     """
     zero = config.get("zero_optimization")
-    if not isinstance(zero, dict) or zero.get("reduce_bucket_size") != LIGHTNINGS_BUCKET:
+    if not isinstance(zero, dict):
+        return config
+    if zero.get("stage") == 3 and zero.get("reduce_scatter", True) and "zenflow" not in zero:
+        zero = {**zero, "contiguous_gradients": False}
+        config = {**config, "zero_optimization": zero}
+    if zero.get("reduce_bucket_size") != LIGHTNINGS_BUCKET:
         return config
     sizes = [_num_elements(each) for each in model.parameters() if each.requires_grad]
-    share = sum(sizes) // (_SHARDS_PER_BUCKET * world_size)
+    share = max(sum(sizes) // (_SHARDS_PER_BUCKET * world_size), min(sum(sizes), _SMALLEST))
     config = deepcopy(config)
     config["zero_optimization"]["reduce_bucket_size"] = min(
         # The largest parameter must fit into a bucket.

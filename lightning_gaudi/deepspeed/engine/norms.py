@@ -1,98 +1,144 @@
-"""The norm of ZeRO's gradients by a few launches, and one look at it in each step.
+"""The norm of ZeRO's gradients by one kernel, and one look at it in each step.
 
-DeepSpeed (0.19.8, `runtime/zero`) launches a norm for each weight and a dozen operators for each
-look at whether the result is a number, for which the host waits once more for each group of
-weights. The values and the ways out are DeepSpeed's: a norm that is no number is -1 where it is
-that of a group, and infinite where it is that of all.
+DeepSpeed (0.19.8, `runtime/zero`) launches a norm for each weight, a dozen operators for each look
+at whether the result is a number, and a dozen for what the gradients of each group are divided by.
+Here the ranks send each other their norms, and the host, which has to look anyway, does the rest.
+The values and the ways out are DeepSpeed's: a norm that is no number is infinite.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lightning_gaudi._core.precision.gradient_clipping import power_of_norm
-from lightning_gaudi._patches.apply import replace, require, wrap
+from lightning_gaudi._core.precision.gradient_clipping import two_norm
+from lightning_gaudi._patches.apply import replace, require
 
 _PATCH = "deepspeed-norms"
-_STAGES = ("stage_1_and_2", "stage3")
-_INVALID = "_lightning_gaudi_is_invalid"
+_FEATURES = (
+    *("has_moe_layers", "autoep_folding_spec"),
+    *("groups_lacking_loss_scale", "sub_groups_lacking_loss_scale"),
+)
+"""What DeepSpeed measures norms otherwise for: experts, and Muon with a scaled loss."""
 
 
 def measure_at_once(optimizer: Any) -> None:
-    """Has an optimizer of ZeRO measure all gradients of a group at once.
+    """Has an optimizer of ZeRO measure all gradients at once, and scale them by one factor.
 
     Args:
         optimizer: DeepSpeed's; nothing is done to one of stage 0.
     """
-    stage = type(optimizer).__module__.rpartition(".")[2]
-    if stage not in _STAGES:
+    stage = stage_of(optimizer)
+    if stage is None:
         return
-    require(_PATCH, optimizer, "get_grad_norm_direct", "_model_parallel_all_reduce")
-    for name in _STAGES:
-        _look_once(importlib.import_module(f"deepspeed.runtime.zero.{name}"))
-    original = optimizer.get_grad_norm_direct
-    measure = functools.partial(_norm, optimizer, original, stage)
-    replace(_PATCH, optimizer, "get_grad_norm_direct", measure)
-
-
-def _norm(
-    optimizer: Any,
-    original: Callable[..., Tensor],
-    stage: str,
-    gradients: Iterable[Tensor],
-    params: Any,
-    norm_type: float = 2,
-) -> Tensor:
-    """Returns the norm of a group's gradients over all ranks; -1 if it is no number."""
-    gradients, params = [*gradients], [*params]
-    is_plain = (
-        norm_type == 2
-        and optimizer.model_parallel_group is None
-        and bool(gradients)
-        and all(each.device.type == "hpu" and each.dtype == torch.float32 for each in gradients)
-        and not any(hasattr(each, "ds_pipe_replicated") for each in params)
-        and not getattr(optimizer, "has_moe_layers", False)
-        and not getattr(optimizer, "autoep_folding_spec", None)
-    )
-    if not is_plain:
-        return original(gradients, params, norm_type)
-    if stage == "stage3":
-        group = optimizer._get_param_partition_group(params[0])
+    if stage == 3:
+        groups = functools.partial(_groups_of_stage_3, optimizer, optimizer._get_norm_groups)
+        replace(_PATCH, optimizer, "_get_norm_groups", groups)
     else:
-        group = optimizer.dp_process_group
+        norm = functools.partial(_norm_of_stage_2, optimizer, optimizer.scaled_global_norm)
+        replace(_PATCH, optimizer, "scaled_global_norm", norm)
+    require(_PATCH, optimizer, "averaged_gradients", "clip_grad", "loss_scale")
+    scale = functools.partial(_scale, optimizer, optimizer.unscale_and_clip_grads, stage)
+    replace(_PATCH, optimizer, "unscale_and_clip_grads", scale)
+
+
+def scale_no_loss_by_1(optimizer: Any) -> None:
+    """Has an optimizer of ZeRO leave a loss alone where its scale is 1, as it is without float16.
+
+    Args:
+        optimizer: DeepSpeed's; nothing is done to one of stage 0.
+    """
+    if stage_of(optimizer) is None:
+        return
+    require(_PATCH, optimizer, "loss_scaler")
+    scaler = optimizer.loss_scaler
+    original = scaler.scale_loss
+
+    def scale(loss: Tensor) -> Tensor:
+        # Still another tensor: by its hook the engine knows that it is what computes gradients.
+        scaled: Tensor = loss.view_as(loss) if scaler.loss_scale == 1 else original(loss)
+        return scaled
+
+    replace(_PATCH, scaler, "scale_loss", scale)
+
+
+def stage_of(optimizer: Any) -> int | None:
+    """Returns the stage of an optimizer of ZeRO, where 2 stands for 1, too; None for another."""
+    name = type(optimizer).__module__
+    stages = {"deepspeed.runtime.zero.stage_1_and_2": 2, "deepspeed.runtime.zero.stage3": 3}
+    return stages.get(name)
+
+
+def ranks_of(optimizer: Any, weight: Any) -> Any:
+    """Returns the group of ranks that hold the parts of a weight, and of its gradient."""
+    return getattr(weight, "ds_process_group", optimizer.dp_process_group)
+
+
+def _groups_of_stage_3(optimizer: Any, original: Callable[[], list[Tensor]]) -> list[Tensor]:
+    """Returns the norm of all gradients, in the place of those of each group."""
+    groups = optimizer.fp16_groups
+    ranks = {ranks_of(optimizer, each) for group in groups for each in group}
+    if optimizer.offload_optimizer or len(ranks) != 1 or not _are_plain(optimizer, groups):
+        return original()
+    return [_norm(_gradients(optimizer), ranks.pop())]
+
+
+def _norm_of_stage_2(
+    optimizer: Any, original: Callable[[], Tensor], norm_type: float = 2
+) -> Tensor:
+    groups = optimizer.bit16_groups
+    # Otherwise DeepSpeed leaves the norm on the card, where nobody waits for it.
+    is_bfloat16 = optimizer.dtype == torch.bfloat16 and not optimizer.check_grad_overflow
+    is_read = not is_bfloat16 or optimizer.clip_grad > 0
+    if optimizer.cpu_offload or not is_read or not _are_plain(optimizer, groups):
+        return original()
+    return _norm(_gradients(optimizer), optimizer.dp_process_group)
+
+
+def _gradients(optimizer: Any) -> list[Tensor]:
+    return [each for some in optimizer.averaged_gradients.values() for each in some]
+
+
+def _are_plain(optimizer: Any, groups: list[list[Any]]) -> bool:
+    """Returns whether each element of the gradients is on one rank, and counts once."""
+    held = _gradients(optimizer)
+    return (
+        optimizer.model_parallel_group is None
+        and bool(held)
+        and all(each.device.type == "hpu" for each in held)
+        and not any(hasattr(each, "ds_pipe_replicated") for group in groups for each in group)
+        and not any(getattr(optimizer, name, None) for name in _FEATURES)
+    )
+
+
+def _norm(gradients: list[Tensor], ranks: Any) -> Tensor:
+    """Returns the norm over all ranks, on the host, which waits for it; infinite if no number."""
     held = [each for each in gradients if not getattr(each, "_zero_padding", False)]
-    power = power_of_norm(held, 2.0, gradients[0].device)
-    dist.all_reduce(power, group=group)
-    return power.sqrt_().nan_to_num_(nan=-1.0, posinf=-1.0, neginf=-1.0)
+    own = two_norm(held, gradients[0].device)
+    norms = own.new_empty(dist.get_world_size(ranks))
+    dist.all_gather_into_tensor(norms, own.reshape(1), group=ranks)
+    norm: Tensor = torch.linalg.vector_norm(norms.cpu().double()).float()
+    return norm if math.isfinite(norm) else norm.new_tensor(math.inf)
 
 
-def _look_once(module: Any) -> None:
-    """Has a stage look at norms by one wait, whatever the number of its groups."""
-
-    @wrap(_PATCH, module, "combine_grad_norm_groups")
-    def combine(original: Callable[..., Tensor], groups: Any, norm_type: float = 2) -> Tensor:
-        groups = [*groups]
-        if not all(isinstance(each, Tensor) and each.ndim == 0 for each in groups):
-            return original(groups, norm_type)
-        norms = torch.stack(groups)
-        norm: Tensor = torch.linalg.vector_norm(norms.masked_fill(norms < 0, math.inf), norm_type)
-        return norm.nan_to_num_(nan=math.inf, posinf=math.inf)
-
-    @wrap(_PATCH, module, "is_invalid_grad_norm")
-    def is_invalid(original: Callable[[Any], bool], norm: Any) -> bool:
-        if not isinstance(norm, Tensor) or norm.numel() != 1:
-            return original(norm)
-        # It is asked of the same norm once more for each group.
-        if not hasattr(norm, _INVALID):
-            value = float(norm)
-            setattr(norm, _INVALID, not math.isfinite(value) or value < 0)
-        found: bool = getattr(norm, _INVALID)
-        return found
+def _scale(optimizer: Any, original: Callable[..., None], stage: int, what: Any, norm: Any) -> None:
+    """Divides a group's gradients by the scale of the loss and what clips them, if not by 1."""
+    held = [optimizer.fp32_partitioned_groups_flat[what].grad] if stage == 3 else [*what]
+    on_card = all(isinstance(each, Tensor) and each.device.type == "hpu" for each in held)
+    if not on_card or not isinstance(norm, Tensor) or not norm.is_cpu:
+        return original(what, norm)
+    # In the order and the precision in which DeepSpeed does it on the card.
+    divisor = norm.new_tensor(optimizer.loss_scale)
+    if optimizer.clip_grad > 0:
+        clip = ((norm / divisor) + 1e-6) / optimizer.clip_grad
+        divisor = clip.clamp_(min=1.0) * divisor
+    if (factor := float(1.0 / divisor)) != 1.0:
+        for each in held:
+            each.data.mul_(factor)
+    return None
