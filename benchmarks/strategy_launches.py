@@ -213,10 +213,11 @@ def measure(effort: Effort) -> list[Row]:
     """Counts in each case; an effort makes no difference to counts."""
     found = {**count(1), **count(NUM_RANKS)}
     titles = [title for title, *_ in (*cases(), *cases_in_fabric())]
-    return [_row(title, found[title]) for title in titles]
+    return [row(title, found[title]) for title in titles]
 
 
-def _row(title: str, counts: Counter[str]) -> Row:
+def row(title: str, counts: Counter[str]) -> Row:
+    """Returns a case's row: its launches against twice its graphs, ten, and its collectives."""
     counts = Counter(counts)
     num_launches, num_graphs = counts.pop("launches"), counts.pop("graphs", 0)
     num_waits = counts.pop("waits", 0)

@@ -759,7 +759,7 @@ REGISTER = (
             "a DeepSpeedZeroOptimizer:scaled_global_norm",
             "a DeepSpeedZeroOptimizer_Stage3:_get_norm_groups",
             "a ZeROOptimizer:unscale_and_clip_grads",
-            "its loss_scaler:scale_loss",
+            "deepspeed.runtime.fp16.loss_scaler:LossScalerBase.scale_loss",
         ),
         why=(
             "ZeRO launches a norm for each weight, waits for each group of weights to see whether "

@@ -26,8 +26,8 @@ WARM = 4
 """Batches after which ZeRO-3 has seen the order of the layers."""
 
 LAYERS = (2, 8)
-MOST = {1: 16, 2: 16, 3: 14}
-"""Launches of a step beside the model's own, by stage: a bucket, norm, scale and optimizer."""
+MOST = 12
+"""Launches of a step beside the model's own: a bucket, the norm, clipping, and the optimizer."""
 
 Counts = Counter[str]
 PRECISIONS = ("32-true", "bf16-mixed")
@@ -162,5 +162,5 @@ def test_batches_that_do_not_end_an_accumulation_wait_for_nothing(
 def test_launches_do_not_grow_with_the_number_of_weights(ranks: Any, stage: int) -> None:
     for counted in ranks:
         few, many = (counted[stage, "launches"][num] for num in LAYERS)
-        assert few == many
-        assert max(many) <= MOST[stage]
+        # Where the norm is below the limit, nothing is divided.
+        assert all(counts[-1] == MOST - 1 and max(counts) <= MOST for counts in (few, many))

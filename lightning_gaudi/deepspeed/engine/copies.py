@@ -207,6 +207,9 @@ def _part(
             size = sum(buffer.numel() for buffer, _ in run)
             torch.cat([part for _, part in run], out=run[0][0].as_strided((size,), (1,)))
     for weight in weights:
+        if weight.grad is not None:
+            # It may be of another stream than this one, which has read it.
+            weight.grad.record_stream(torch.get_device_module("hpu").current_stream())
         weight.grad = None
     return buffers
 

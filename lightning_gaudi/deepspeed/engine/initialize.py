@@ -68,7 +68,7 @@ def make_engine(
     memory.share_equal_copies(engine.optimizer)
     copy_at_once(engine.optimizer)
     measure_at_once(engine.optimizer)
-    scale_no_loss_by_1(engine.optimizer)
+    scale_no_loss_by_1()
     refuse_unfrozen(engine, model)
     engines.note(model, engine)
     return engine, wrapped

@@ -9,6 +9,7 @@ The values and the ways out are DeepSpeed's: a norm that is no number is infinit
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gaudi._core.precision.gradient_clipping import two_norm
-from lightning_gaudi._patches.apply import replace, require
+from lightning_gaudi._patches.apply import replace, require, wrap
 
 _PATCH = "deepspeed-norms"
 _FEATURES = (
@@ -48,24 +49,15 @@ def measure_at_once(optimizer: Any) -> None:
     replace(_PATCH, optimizer, "unscale_and_clip_grads", scale)
 
 
-def scale_no_loss_by_1(optimizer: Any) -> None:
-    """Has an optimizer of ZeRO leave a loss alone where its scale is 1, as it is without float16.
+def scale_no_loss_by_1() -> None:
+    """Has DeepSpeed leave a loss alone where its scale is 1, as it is without float16."""
+    module = importlib.import_module("deepspeed.runtime.fp16.loss_scaler")
 
-    Args:
-        optimizer: DeepSpeed's; nothing is done to one of stage 0.
-    """
-    if stage_of(optimizer) is None:
-        return
-    require(_PATCH, optimizer, "loss_scaler")
-    scaler = optimizer.loss_scaler
-    original = scaler.scale_loss
-
-    def scale(loss: Tensor) -> Tensor:
+    # Of the class: a scaler is pickled in checkpoints.
+    @wrap(_PATCH, module.LossScalerBase, "scale_loss")
+    def scale(original: Callable[..., Tensor], scaler: Any, loss: Tensor) -> Tensor:
         # Still another tensor: by its hook the engine knows that it is what computes gradients.
-        scaled: Tensor = loss.view_as(loss) if scaler.loss_scale == 1 else original(loss)
-        return scaled
-
-    replace(_PATCH, scaler, "scale_loss", scale)
+        return loss.view_as(loss) if scaler.loss_scale == 1 else original(scaler, loss)
 
 
 def stage_of(optimizer: Any) -> int | None:
