@@ -210,14 +210,23 @@ def _foreign_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 OWN = {
-    # What FSDP2 itself makes of its weights after the first gathering.
+    # What FSDP2 itself makes of its weights after the first gathering, and where they came from.
     "_patches/fsdp2.py": {
+        "each._sharded_param_data",
         "each._unsharded_param",
         "each.all_gather_outputs",
+        "each.sharded_param._local_tensor",
         "fsdp_params[0].__dict__[_WHOLE]",
     },
-    # A tensor that was made in the same step.
-    "deepspeed/engine/norms.py": {"setattr(norm, _INVALID, not math.isfinite(value) or value < 0)"},
+    # What ZeRO itself sets where it copies gradients.
+    "deepspeed/engine/copies.py": {
+        "bucket.elements",
+        "bucket.index",
+        "gradient.data",
+        "optimizer.grads_in_partition",
+        "optimizer.grads_in_partition_offset",
+        "weight.grad",
+    },
     # Objects of our own.
     "_core/mirror.py": {"setattr(sys.modules[package], name, found)", "spec.loader"},
     "_core/processes/__init__.py": {"self._ranks.is_quiet"},
