@@ -52,7 +52,7 @@ def gather_at_once() -> None:
         sent = _in_one_memory(fsdp_params)
         if (dtype := fsdp_params[0].param_dtype) is not None:
             sent = sent.to(dtype)
-        return [[part] for part in sent.split(sizes)]
+        return [[part] for part in torch.split(sent, sizes)]
 
     @wrap(_PATCH, _fsdp_param_group, "foreach_all_gather_copy_out")
     def copy_out(
@@ -111,7 +111,7 @@ def _in_one_memory(fsdp_params: list[Any]) -> Tensor:
     if (together := _together(shards)) is not None:
         return together
     together = torch.cat(shards)
-    parts = together.split([shard.numel() for shard in shards])
+    parts = torch.split(together, [shard.numel() for shard in shards])
     for each, part in zip(fsdp_params, parts, strict=True):
         each._sharded_param_data = part
         # As torch does where a shard comes from elsewhere (`FSDPParam.reset_sharded_param`).

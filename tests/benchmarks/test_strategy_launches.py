@@ -1,4 +1,4 @@
-"""A recipe's training step launches no more than the strategy's limit, and what is left is named."""
+"""A recipe's step launches no more than its strategy's limit, and what is left does not grow."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ class _Buckets:
         if not self._takes(weight, gradient, bucket):
             self._fill(dtype)
             add = self._originals["reduce_independent_p_g_buckets_and_remove_grads"]
-            return add(weight, group_index)
+            add(weight, group_index)
+            return
         if bucket.elements + size > optimizer.reduce_bucket_size:
             optimizer.reduce_ipg_grads(comm_dtype=dtype)
             if optimizer.overlap_comm:
@@ -89,7 +90,6 @@ class _Buckets:
         bucket.elements += size
         bucket.grads.append(gradient)
         bucket.params.append((group_index, weight.param_idx_in_group, number))
-        return None
 
     def _takes(self, weight: Any, gradient: Tensor | None, bucket: Any) -> bool:
         return (
@@ -136,12 +136,12 @@ class _Buckets:
             and _follow_each_other(parts)
         )
         if not is_whole:
-            return self._originals["allreduce_and_scatter"](bucket, dtype, **options)
+            self._originals["allreduce_and_scatter"](bucket, dtype, **options)
+            return
         dist.all_reduce(
             parts[0].as_strided((size,), (1,)),
             group=options.get("process_group") or optimizer.dp_process_group,
         )
-        return None
 
     def _keep(self, weight: Any, *group_index: int) -> None:
         """Notes a weight whose reduced gradient this rank needs, until its bucket is through."""
@@ -150,9 +150,9 @@ class _Buckets:
         # Releases from 0.19.5 on may add it up in float32 where it is for good.
         is_compact = group_index and optimizer._use_compact_grad_partition_buffer(*group_index)
         if self._reduced is None or is_compact or gradient.dtype != optimizer.dtype:
-            return self._originals["copy_grads_in_partition"](weight, *group_index)
-        self._reduced.append(gradient)
-        return None
+            self._originals["copy_grads_in_partition"](weight, *group_index)
+        else:
+            self._reduced.append(gradient)
 
     def _copy_out(self, gradients: list[Tensor]) -> None:
         """Copies what this rank needs of a bucket, which will be filled anew."""
@@ -173,7 +173,7 @@ class _Buckets:
 def _concatenate(gradients: list[Tensor], buffer: Tensor) -> None:
     """Copies gradients into a buffer, where they are from then on."""
     torch.cat([each.data.reshape(-1) for each in gradients], out=buffer)
-    parts = buffer.split([each.numel() for each in gradients])
+    parts: Any = torch.split(buffer, [each.numel() for each in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.data = part.view_as(gradient)
 
