@@ -198,7 +198,8 @@ def _part(
         if weight.partition_numel() * rank < weight.ds_numel:
             pairs.append((held[weight.ds_id].narrow(0, 0, part.numel()), part))
     buffers = [buffer for buffer, _ in pairs]
-    if not all(_fits(*pair) for pair in pairs):
+    memories = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+    if len(memories) != 1 or not all(_fits(*pair) for pair in pairs):
         return original(weights, parts)
     if optimizer.micro_step_id != 0:
         torch._foreach_add_(buffers, [part.view_as(buffer) for buffer, part in pairs])
