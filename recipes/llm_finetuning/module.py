@@ -410,7 +410,9 @@ class LlmFinetuning(RecipeModule):
         is_tied = embeddings is self.model.get_output_embeddings().weight
         found = {True: 0.0, False: 0.0}
         for weight in self.model.parameters():
-            shape = getattr(weight, "ds_shape", weight.shape)
+            # ZeRO-3 keeps a weight's shape in `ds_shape`; bitsandbytes packs four bits as bytes.
+            stored = getattr(weight, "quant_state", None) or weight
+            shape = getattr(weight, "ds_shape", stored.shape)
             share, num_met = 1.0, getattr(config, "num_experts_per_tok", None)
             if len(shape) == 3 and num_met:  # experts, of which a token meets some
                 share = num_met / shape[0]

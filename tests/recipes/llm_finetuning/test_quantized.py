@@ -75,6 +75,11 @@ def run(
     return losses, path / "saved" / f"step={SAVED_AT}.ckpt", cli
 
 
+def test_weights_in_four_bits_count_as_the_matrices_that_they_are(wide: str) -> None:
+    counted = [make_module(wide, method=each, lora_rank=4) for each in ("lora", "qlora")]
+    assert counted[0]._count_multiplied() == counted[1]._count_multiplied()
+
+
 @slow
 def test_losses_are_the_cpu_s(
     run: tuple[list[float], Path, Any], wide: str, rows: Path, tmp_path: Path
