@@ -260,8 +260,9 @@ def _cut_alike(rows: Iterator[_Tokenized], together: int, max_length: int) -> It
     """Takes from the question of rows that belong together what the longest has too much."""
     while group := list(islice(rows, together)):
         excess = max(len(tokens) for _, tokens, _ in group) - max_length
+        # An answer without a token begins nowhere; `encode_conversations` refuses it.
         begins = min(
-            int(np.flatnonzero(np.diff(is_answer * 1) > 0)[-1]) for _, _, is_answer in group
+            max(np.flatnonzero(np.diff(is_answer * 1) > 0), default=0) for _, _, is_answer in group
         )
         start = max(0, min(excess, begins))
         for conversation, tokens, is_answer in group:

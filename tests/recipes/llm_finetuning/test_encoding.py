@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, models, processors
+from transformers import PreTrainedTokenizerFast
 
 from recipes.common.errors import UserError
 from recipes.llm_finetuning.conversations import Conversation, Message
@@ -133,6 +134,15 @@ def test_two_answers_that_are_cut_go_on_answering_one_question(
     assert all(each.any() for each in learnt)
     one, other = (encoded[number]["input_ids"][: starts[0] + 1] for number in range(2))
     assert one.tolist() == other.tolist()
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_an_answer_whose_characters_no_token_stands_for_is_named(together: int) -> None:
+    plain = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(UserError, match="line 7: its answer has no token"):
+        encode_conversations([_talk("ab", "a"), _talk("ab", "c")], tokenizer, 8, together=together)
 
 
 def test_questions_are_learnt_where_that_is_asked_for(tokenizer: Any) -> None:
