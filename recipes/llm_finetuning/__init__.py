@@ -2,6 +2,6 @@
 
 Reading order: `module.py` (model, loss, evaluation), `adapters.py` (LoRA: what is trained, saved
 and exported), `quantization.py` (QLoRA: what is frozen), `data.py` (from rows to packed batches),
-then what they stand on: `conversations.py`, `encoding.py`, `embedded.py`, `losses.py`,
+then the modules that these use: `conversations.py`, `encoding.py`, `embedded.py`, `losses.py`,
 `isolation.py`.
 """

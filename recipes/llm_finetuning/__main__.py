@@ -8,9 +8,9 @@ from recipes.common.entrypoint import RecipeProgram
 
 KINDS = {
     "adapter": "the adapter alone, in peft's format",
-    "merged": "the base with what the adapter adds to it",
+    "merged": "the base model, with the adapter added to its weights",
 }
-"""What can be made of a checkpoint of model.method=lora or qlora."""
+"""The exports of a checkpoint of model.method=lora or qlora, by their option, with its help."""
 
 
 def _export(checkpoint: Path, output: Path, kind: str | None) -> str:

@@ -1,4 +1,4 @@
-"""LoRA by peft: which weights are trained, saved and exported, and which base they belong to."""
+"""Adds LoRA adapters by peft, selects their weights, and identifies the base they belong to."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError, first_line
 
 ALL_LINEAR = "all-linear"
-"""peft's word for all linear layers but the one that makes the logits."""
+"""peft's word for all linear layers except the one that computes the logits."""
 BASE_KEY = "base_fingerprint"
-"""Where a checkpoint has the fingerprint of the weights that are not in it."""
+"""The key of a checkpoint under which the fingerprint of the frozen weights is kept."""
 _OF_ADAPTER = ("lora_", "modules_to_save")
 _ZERO = "deepspeed.runtime.zero.partition_parameters"
-"""DeepSpeed's module that cuts weights up; imported where it does."""
+"""DeepSpeed's module that cuts weights up; it is in `sys.modules` wherever ZeRO-3 is used."""
 _NUM_SAMPLED = 4096
-"""Values of a weight that its model's fingerprint has, about."""
+"""About how many values of each weight enter the fingerprint."""
 
 
 def add_lora(
@@ -39,19 +39,19 @@ def add_lora(
 ) -> None:
     """Freezes a model, and puts low-rank adapters beside its linear layers, in place.
 
-    The adapters are kept in float32, whatever the model is in: they are what is trained.
+    The adapters are kept in float32, whatever the model's dtype is, because they are trained.
 
     Args:
-        model: of transformers.
-        rank: of the adapters.
-        alpha: what they add is multiplied with alpha / rank.
-        dropout: of what they take.
+        model: a model of transformers.
+        rank: the rank of the adapters.
+        alpha: the output of the adapters is multiplied by alpha / rank.
+        dropout: the dropout of the adapters' input.
         targets: `all-linear`, or names of layers, such as ["q_proj", "v_proj"].
         base_name: the model's name or folder, which an exported adapter names.
         method: lora or qlora, for messages.
 
     Raises:
-        UserError: for names that no layer has, and without peft.
+        UserError: No layer has one of the names, or peft is not installed.
     """
     try:
         from peft import LoraConfig
@@ -75,7 +75,7 @@ def add_lora(
         raise UserError(_no_such_layer(model, targets, missing))
     try:
         model.add_adapter(config)
-    except ValueError as error:  # of a layer that peft has no adapter for
+    except ValueError as error:  # peft has no adapter for a layer of this kind
         raise UserError(f"model.lora_targets={targets}: {first_line(error)}") from error
     for name, parameter in model.named_parameters():
         is_adapter = is_of_adapter(name)
@@ -85,21 +85,21 @@ def add_lora(
 
 
 def is_of_adapter(name: str) -> bool:
-    """Returns whether a weight of that name is an adapter's."""
+    """Returns whether a weight with that name belongs to an adapter."""
     return any(part in name for part in _OF_ADAPTER)
 
 
 def adapter_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a state that adapters have."""
+    """Returns the entries of a state dict that belong to adapters."""
     return {name: value for name, value in state.items() if is_of_adapter(name)}
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Computes with the base alone; nothing else is changed, such as what is trained."""
+    """Computes with the base alone inside the context, and changes nothing else."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    # `enable_adapters` of a layer also decides whether its weights are trained.
+    # peft's public `enable_adapters(False)` would also set `requires_grad` of the adapters.
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer._disable_adapters = True
@@ -111,7 +111,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def merge(model: PreTrainedModel) -> None:
-    """Adds what adapters compute to the weights beside them, in place."""
+    """Adds the product of each adapter's matrices to the weight beside it, in place."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for module in model.modules():
@@ -120,13 +120,13 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def base_fingerprint(model: nn.Module) -> str:
-    """Returns what tells a base from others, in a moment, however large it is.
+    """Returns a fingerprint by which a base model is recognized, quickly even if it is large.
 
-    A SHA-256 of the names and shapes of all weights, and of some values of each, evenly spread, in
-    bfloat16: whoever trains a model on changes all of them.
+    It is the SHA-256 of the names and shapes of all weights, and of some values of each weight,
+    evenly spaced, in bfloat16. Some values are enough, because further training changes all.
 
     Args:
-        model: without adapters; its weights are whole, or ZeRO-3's parts of them.
+        model: a model without adapters, whose weights are whole, or partitioned by ZeRO-3.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters()):
@@ -139,7 +139,7 @@ def base_fingerprint(model: nn.Module) -> str:
 
 @contextmanager
 def _whole(weight: nn.Parameter) -> Iterator[None]:
-    """Gathers a weight that ZeRO-3 has cut up, on each rank; all of them call it."""
+    """Gathers a weight that ZeRO-3 has partitioned; all ranks have to call this together."""
     if not hasattr(weight, "ds_id"):
         yield
         return
@@ -149,10 +149,10 @@ def _whole(weight: nn.Parameter) -> Iterator[None]:
 
 @contextmanager
 def whole_weights() -> Iterator[None]:
-    """Makes modules with whole weights, where ZeRO-3 would cut them up before they have values.
+    """Creates modules with whole weights inside the context, even under ZeRO-3.
 
-    peft fills an adapter's weights after it has made them; of parts there is nothing to fill, and
-    what is added to the model is not zero then.
+    peft initializes an adapter's weights after it has created them. If ZeRO-3 had partitioned them
+    before, there would be nothing left to initialize, and a new adapter would change the model.
     """
     partition = sys.modules.get(_ZERO)
     if partition is None or partition.top_level_context is None:
@@ -169,24 +169,24 @@ def check_base(checkpoint: Mapping[str, Any], ours: str, name: object) -> None:
     """Refuses an adapter that was trained beside other weights.
 
     Args:
-        checkpoint: what a fit wrote.
-        ours: the fingerprint of the base that is configured.
-        name: of that base.
+        checkpoint: the checkpoint that a fit wrote.
+        ours: the fingerprint of the configured base model.
+        name: the name of the configured base model.
 
     Raises:
-        UserError: naming the base.
+        UserError: The fingerprints differ.
     """
     theirs = checkpoint.get(BASE_KEY)
     if theirs is not None and theirs != ours:
         raise UserError(
             f"The checkpoint holds an adapter that was trained beside other weights than those of "
             f"model.name={name}: their fingerprint begins with {printable(theirs, max_chars=12)}. "
-            "Name the base that it was trained with (config.yaml in the folder of its run)."
+            "Set model.name to the base of that training (see config.yaml in the run's folder)."
         )
 
 
 def _missing(model: nn.Module, targets: Iterable[str]) -> str | None:
-    """Returns a name that no layer has: peft minds only if none of the names has one."""
+    """Returns a target that matches no layer; peft complains only if none of them matches one."""
     layers = [name for name, _ in model.named_modules()]
     return next(
         (
@@ -209,5 +209,5 @@ def _no_such_layer(model: nn.Module, targets: object, missing: str) -> str:
     names = ", ".join(sorted(linear))
     return (
         f"model.lora_targets={targets}: no layer has the name {missing!r}.{hint} The model's "
-        f"linear layers are {names}; {ALL_LINEAR} takes all but the one that makes the logits."
+        f"linear layers are {names}; {ALL_LINEAR} takes all but the one that computes the logits."
     )

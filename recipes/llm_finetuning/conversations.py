@@ -1,4 +1,4 @@
-"""Rows of the user's as conversations: `messages`, or `prompt` and `completion`."""
+"""Reads rows of the user's files as conversations, preferences or documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("system", "user", "assistant")
 MESSAGES = Fields(texts=(), others=("messages",), published=({"messages": "conversations"},))
 """The layout of chat data: a list of {"role": ..., "content": ...} in each row."""
 _SHAREGPT = {"human": "user", "gpt": "assistant", "system": "system"}
-"""Roles of the messages {"from": ..., "value": ...} that ShareGPT and what stems from it have."""
+"""The roles of ShareGPT's messages, {"from": ..., "value": ...}, which many data sets use."""
 PAIRS = Fields(
     texts=("prompt", "completion"),
     optional=("input", "system"),
@@ -28,11 +28,11 @@ PAIRS = Fields(
         {"prompt": "question", "completion": "answer"},  # GSM8K
     ),
 )
-"""A prompt and what follows it; `input` is put behind the prompt, `system` before it."""
+"""The layout of a prompt and its completion; `input` follows the prompt, `system` precedes it."""
 PREFERENCES = Fields(texts=(), others=("chosen", "rejected"), optional=("prompt", "system"))
 """The layout of preferences: two answers to a prompt, or two conversations."""
 DOCUMENTS = Fields(texts=("text",))
-"""The layout of text to go on learning the language from."""
+"""The layout of plain texts, from which pretraining continues."""
 PromptFormat = Literal["plain", "alpaca", "question"]
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately "
@@ -53,27 +53,28 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns that end with an answer of the assistant's."""
+    """A list of messages that ends with an answer of the assistant."""
 
     messages: tuple[Message, ...]
     origin: Row | str = ""
-    """The row that it is from, or what messages call that."""
+    """The row that it was read from, or a name of its source for error messages."""
     task: str = ""
-    """What kind of question it asks, where that is known: scores are told for each."""
+    """The kind of question, where it is known; scores are reported for each kind."""
 
     @property
     def place(self) -> str:
-        """Where it is from, as messages call it: of a row its file is read again up to there."""
+        """Its source, for error messages."""
+        # Of a row this is expensive: its file is read again up to the row.
         return self.origin if isinstance(self.origin, str) else self.origin.place
 
     @property
     def question(self) -> tuple[Message, ...]:
-        """All but the last answer."""
+        """All messages but the last answer."""
         return self.messages[:-1]
 
     @property
     def answer(self) -> str:
-        """The last one."""
+        """The text of the last answer."""
         return self.messages[-1].content
 
 
@@ -90,10 +91,10 @@ def open_conversations(
     """Returns the splits of a data set, in the layout that its columns have.
 
     Args:
-        source: as of `open_tables`.
+        source: as in `open_tables`.
         path: likewise.
-        objective: what is learnt of a row, which decides its layout.
-        subset: as of `open_tables`.
+        objective: decides between the layouts of conversations, preferences and documents.
+        subset: as in `open_tables`.
         columns: likewise.
         held_out_share: likewise.
         seed: likewise.
@@ -118,23 +119,23 @@ def _layout(table: Table, columns: Mapping[str, str]) -> Fields:
 
 
 def read_documents(table: Table) -> Iterator[str]:
-    """Yields the texts of rows that have one."""
+    """Yields the texts of the rows; rows without one are left out."""
     return (text for row in table if (text := row.text("text")))
 
 
 def read_conversations(
     table: Table, prompt_format: PromptFormat = "plain"
 ) -> Iterator[Conversation]:
-    """Yields the rows of a split.
+    """Yields the conversations of a split.
 
-    Turns behind the last answer are left out: nothing is learnt from them.
+    Messages after the last answer are left out, because nothing is learnt from them.
 
     Args:
         table: the split.
-        prompt_format: how a prompt and its input are put together, of rows that are pairs.
+        prompt_format: how a prompt and its input are joined, in rows of prompt and completion.
 
     Raises:
-        UserError: naming the row that is no conversation, and why.
+        UserError: A row is no conversation.
     """
     if table.fields is MESSAGES:
         return map(_of_messages, table)
@@ -142,7 +143,7 @@ def read_conversations(
 
 
 def formatted(prompt: str, more: str, prompt_format: PromptFormat) -> str:
-    """Returns a prompt and its input, which may be empty, put together."""
+    """Returns a prompt joined with its input, which may be empty."""
     if prompt_format == "alpaca":
         middle = f"### Input:\n{more}\n\n" if more else ""
         return _ALPACA.format(_WITH_INPUT if more else "", prompt, middle)
@@ -153,10 +154,14 @@ def formatted(prompt: str, more: str, prompt_format: PromptFormat) -> str:
 def read_preferences(
     table: Table, prompt_format: PromptFormat = "plain"
 ) -> Iterator[tuple[Conversation, Conversation]]:
-    """Yields the chosen and the rejected conversation of each row; arguments as above.
+    """Yields the chosen and the rejected conversation of each row.
+
+    Args:
+        table: the split.
+        prompt_format: as in `read_conversations`.
 
     Raises:
-        UserError: naming the row that has no two answers to one question.
+        UserError: A row does not have two answers to one question.
     """
     return (_of_preference(row, prompt_format) for row in table)
 
@@ -166,13 +171,17 @@ def _of_preference(row: Row, prompt_format: PromptFormat) -> tuple[Conversation,
     if chosen.question != rejected.question:
         raise UserError(
             f"{row.place}: the columns {row.columns['chosen']!r} and {row.columns['rejected']!r} "
-            "answer different questions. A row has two answers to one."
+            "answer different questions. A row needs two answers to the same one."
         )
     return chosen, rejected
 
 
 def _of_answer(row: Row, name: str, prompt_format: PromptFormat) -> Conversation:
-    """A text behind `prompt`, or messages, which may stand behind those of `prompt`."""
+    """Returns the conversation that ends with the text, or the messages, of a column.
+
+    `prompt` may be a text or messages, too. Messages in the column either follow those of `prompt`,
+    or hold the whole conversation and `prompt` repeats its text.
+    """
     value, prompt = row.values[name], row.values["prompt"]
     if isinstance(value, list):
         before = prompt if isinstance(prompt, list) else []
@@ -183,8 +192,8 @@ def _of_answer(row: Row, name: str, prompt_format: PromptFormat) -> Conversation
         return _conversation(row, [*prompt, {"role": "assistant", "content": value}])
     if "prompt" not in row.columns:
         raise UserError(
-            f"{row.place}: {row.columns[name]!r} is a text, and no column 'prompt' has what it "
-            "answers. Add one, or name yours: data.columns.prompt=COLUMN."
+            f"{row.place}: {row.columns[name]!r} is a text, and there is no column 'prompt' that "
+            "it answers. Add one, or name yours: data.columns.prompt=COLUMN."
         )
     messages = [Message("user", formatted(row.needed_text("prompt"), "", prompt_format))]
     if system := row.text("system"):
@@ -206,6 +215,7 @@ def _of_messages(row: Row) -> Conversation:
 
 def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
     found = [_message(row, number, each) for number, each in enumerate(messages, 1)]
+    # Nothing is learnt from what follows the last answer.
     while found and found[-1].role != "assistant":
         found.pop()
     if not found:
@@ -223,7 +233,7 @@ def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
 
 def _list(row: Row) -> list[Any]:
     value = row.values["messages"]
-    if isinstance(value, str):  # a CSV file can hold it in no other way
+    if isinstance(value, str):  # a cell of a CSV file holds the list as JSON
         try:
             value = parse_json(value)
         except ValueError:
@@ -245,12 +255,12 @@ def _message(row: Row, number: int, value: Any) -> Message:
     if role not in ROLES or not isinstance(content, str):
         given = f"role {role!r}" if role not in ROLES else f"content {content!r:.40}"
         raise UserError(
-            f"{row.place}: message {number} has {given}. A message has a role, one of "
+            f"{row.place}: message {number} has {given}. A message needs a role, one of "
             f"{', '.join(ROLES)}, and its content, a text."
         )
     if role == "assistant" and not content.strip():
         raise UserError(
-            f"{row.place}: message {number}, of the assistant, is empty. Complete the row or "
-            "remove it."
+            f"{row.place}: message {number}, an answer of the assistant, is empty. Complete the "
+            "row or remove it."
         )
     return Message(role, content)

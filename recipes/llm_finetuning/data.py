@@ -1,4 +1,4 @@
-"""The DataModule: conversations or text, packed into rows of one shape.
+"""Has the DataModule, which packs conversations, preferences or texts into rows of one shape.
 
 Shapes: B rows of a batch, T tokens of a row.
 """
@@ -63,59 +63,59 @@ CHAT_TOKENS = {
     "eos_token": "<|im_end|>",
     "pad_token": "<pad>",
 }
-"""Special tokens of a vocabulary that is learnt, and their ids, 0 to 3."""
+"""The special tokens of a vocabulary that is learnt here; their ids are 0 to 3, in this order."""
 _TEMPLATES = {"chatml": CHATML, "none": None}
 _MIN_LENGTH = 8
 
 
 class LlmData(PromptData):
-    """Conversations, of whose answers the model learns, or text, of which it learns everything.
+    """Gives conversations or preferences, to learn answers from, or texts, to learn as a whole.
 
     Args:
         objective: sft (answers of conversations), dpo (which of two answers is the better one) or
             pretrain (whole texts).
-        source: embedded (conversations that rules make; for pretrain the documentation of Python
-            and `packages`; on every machine), path (files) or hub (a data set by name).
+        source: embedded (needs no download: conversations that are made by rules; for pretrain the
+            documentation of Python and `packages`), path (files) or hub (a data set by name).
         path: a file, several, or a folder of them (see `common/reader.py`), or the data set's name.
         subset: configuration of a data set from the hub, or a folder in it, as data/finetune.
         columns: your names of the columns: messages; or prompt, completion and, if there are any,
             input and system; or, for dpo, prompt, chosen and rejected; or, for pretrain, text.
-            Alpaca's, Dolly's and GSM8K's are known.
+            Those of Alpaca, Dolly and GSM8K are known.
         packages: installed packages whose documentation is read besides that of Python.
-        validation_share: of the training rows, held out for validation where there is no file for
-            it, and likewise for test.
-        tokenizer: name or folder of a published tokenizer, that of the model; None learns byte-pair
-            merges from the embedded documentation, or from the training rows.
-        chat_template: how a conversation is written: null (the tokenizer's own), chatml, a file
-            with a template, or none: a question and its answer, one after the other.
-        prompt_format: how a prompt and its input are put together, of rows that are no messages:
-            plain (one behind the other), alpaca (as Stanford's instructions are) or question
-            (behind "Question:", and before "Answer:").
-        learns_questions: questions are learnt, too, and not answers alone.
-        concatenated: rows follow each other and are cut to `pack_length`, as many programs do: they
-            see each other then, and their ends are lost. False keeps them whole and apart.
-        vocab_size: of a vocabulary that is learnt, and of a model that starts from nothing.
-        max_length: tokens of the longest row; a longer one is cut, so that an answer is left.
-            Rows that are `concatenated` are not cut before.
-        pack_length: tokens that rows share in a batch (T); None for max_length, and for twice as
-            many of dpo, whose rows have two answers.
-        max_sequences_per_pack: rows that share those, and do not see each other; None: as many as
-            fit; 1: none shares.
-        buckets: with max_sequences_per_pack=1, lengths of which each row is padded to the least
-            that holds it; each is compiled once. None: all rows are padded to one length.
+        validation_share: share of the training rows that is held out for validation if there is no
+            file for it, and likewise for test.
+        tokenizer: name or folder of the model's published tokenizer; None learns byte-pair merges
+            from the embedded documentation, or from the training rows.
+        chat_template: how a conversation is written: null (the tokenizer's template), chatml, a
+            file with a template, or none (a question and its answer, one after the other).
+        prompt_format: how a prompt and its input are joined, in rows without messages: plain (one
+            after the other), alpaca (as the instructions of Stanford Alpaca) or question (between
+            "Question:" and "Answer:").
+        learns_questions: whether questions are learnt, too, and not answers alone.
+        concatenated: joins all rows and cuts them to `pack_length`, as many programs do; documents
+            then see each other, and may be cut anywhere. False keeps them whole and apart.
+        vocab_size: size of a vocabulary that is learnt, and of a new model.
+        max_length: tokens of the longest row; a longer one is cut so that an answer is left. If
+            rows are `concatenated`, none is cut.
+        pack_length: tokens of a packed row (T); None for max_length, or for twice as many with
+            dpo, where a pair has two answers.
+        max_sequences_per_pack: rows that are packed into one, where they do not see each other;
+            None for as many as fit, 1 to pack none.
+        buckets: lengths, with max_sequences_per_pack=1: each row is padded to the smallest that
+            holds it. Each is compiled once. None pads all rows to one length.
         batch_size: packed rows of a batch, or prompts, on each card (B).
-        eval_batch_size: likewise, in validation, test and prediction; None for as many.
-        prompts: questions for `predict`; None: those of the test split, with the answers that were
-            to be given.
+        eval_batch_size: likewise, in validation, test and prediction; None for batch_size.
+        prompts: questions for `predict`; None for those of the test split, whose answers are then
+            compared with the expected ones.
         prompts_file: a text file with one question a line.
-        max_prompts: take no more; None: all.
+        max_prompts: the largest number of prompts; None for all.
         prompt_buckets: lengths that prompts are padded to, on their left; each is compiled once.
         num_workers: processes that prepare batches; 0 prepares them in the training process.
-        seed: of the order, and of what is held out.
+        seed: the seed of the order of rows, and of the choice of held-out rows.
 
     Raises:
-        UserError: for rows or a tokenizer that cannot be had or do not fit, here already: before a
-            card is acquired.
+        UserError: Rows or a tokenizer cannot be read or do not suit each other. The error comes
+            before a card is acquired.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LlmData(PromptData):
             if not self.tokenizer.is_fast:
                 raise UserError(
                     f"data.tokenizer={tokenizer} does not tell which characters a token stands "
-                    "for, which the labels need. Name one with a tokenizer.json."
+                    "for, and the labels need that. Name one with a tokenizer.json."
                 )
             self._set_template(self.tokenizer)
         self._rows: dict[str, EncodedRows] = {}
@@ -171,7 +171,7 @@ class LlmData(PromptData):
 
     @property
     def origin(self) -> str:
-        """Where the rows are from, in words."""
+        """The source of the rows, for messages and reports."""
         if self.hparams["source"] == "embedded":
             is_text = self.hparams["objective"] == "pretrain"
             return "documentation of Python" if is_text else "made by rules (embedded)"
@@ -185,19 +185,19 @@ class LlmData(PromptData):
             self._open()
 
     def read(self, command: str) -> None:
-        """Reads the rows that a fit trains with, if they are files."""
-        # A vocabulary that was learnt comes with the checkpoint, and one machine asks the hub once.
+        """Reads the rows that a fit trains with, if they are files, before a card is acquired."""
+        # A learnt vocabulary may yet come with a checkpoint; the hub is asked in `prepare_data`.
         if command == "fit" and self.hparams["source"] == "path" and self.hparams["tokenizer"]:
             self.rows("train")
 
     def rows(self, split: str) -> EncodedRows:
-        """Returns the rows of a split, read and encoded when they are first asked for.
+        """Returns the rows of a split, which are read and encoded at the first call.
 
         Raises:
-            UserError: if there are none, or one is no conversation.
+            UserError: The split has no rows, or one that is no conversation.
         """
         if split not in self._rows:
-            # What is cut to rows from one long text is not cut before.
+            # Rows that are concatenated are cut after that, to `pack_length`.
             is_cut_later = self.hparams["concatenated"]
             limit = sys.maxsize if is_cut_later else self.hparams["max_length"]
             tokenizer = self.get_tokenizer()
@@ -224,7 +224,7 @@ class LlmData(PromptData):
                 rank_zero_warn(
                     f"{cut.num_rows} of {len(rows)} rows ({split}) have more than "
                     f"data.max_length={limit} tokens and are cut, {cut.num_at_start} of them at "
-                    "their beginning, so that an answer is left."
+                    "their beginning, to keep an answer."
                 )
             self._rows[split] = rows
         return self._rows[split]
@@ -239,10 +239,10 @@ class LlmData(PromptData):
         return self._loader("test")
 
     def read_prompts(self) -> list[Prompt]:
-        """Returns the questions, in order; their numbers are those of the batches.
+        """Returns the questions, in the order of the numbers by which batches refer to them.
 
         Raises:
-            UserError: if there is none, or one is longer than the largest bucket.
+            UserError: There is no question, or one is longer than the largest bucket.
         """
         if self._prompts is None:
             settings, template = self.hparams, Template(self.get_tokenizer())
@@ -258,23 +258,23 @@ class LlmData(PromptData):
         return self._prompts
 
     def asked(self) -> list[Conversation]:
-        """Returns what is asked, with the answers that were to be given, by number of prompt."""
+        """Returns the questions with their expected answers, in the order of the prompts."""
         self.read_prompts()
         return self._asked
 
     def unigram_loss(self, split: str) -> float:
-        """Returns the mean loss of who knows no more than how often each token is learnt."""
+        """Returns the mean loss of a unigram model: it knows the tokens' frequencies alone."""
         num_tokens = len(self.get_tokenizer())
         counts = np.bincount(self.rows("train").learnt, minlength=num_tokens) + 1.0
         return float(-np.log(counts / counts.sum())[self.rows(split).learnt].mean())
 
     def num_judged(self, split: str) -> int:
-        """Returns tokens of a split that are predicted."""
+        """Returns the number of tokens of a split that have labels."""
         return len(self.rows(split).learnt)
 
     @property
     def row_length(self) -> int:
-        """Tokens of a row of a batch (T), of the longest one where there are several buckets."""
+        """Tokens of a row of a batch (T); if there are several buckets, of the longest row."""
         settings = self.hparams
         if settings["buckets"]:
             return int(max(settings["buckets"]))
@@ -282,24 +282,24 @@ class LlmData(PromptData):
 
     @property
     def _num_together(self) -> int:
-        """Answers that are in one row: the two of a preference."""
+        """The number of encoded rows that stay together: the two answers of a preference."""
         return 2 if self.hparams["objective"] == "dpo" else 1
 
     @property
     def are_rows_shared(self) -> bool:
-        """Whether a row of a batch may hold several documents: preferences have two answers."""
+        """Whether a row of a batch may hold several documents, as the answers of a preference."""
         settings = self.hparams
         return settings["max_sequences_per_pack"] != 1 or settings["objective"] == "dpo"
 
     @property
     def pad_token_id(self) -> int:
-        """What fills up; it is never seen, and never learnt: any token will do."""
+        """The token that pads rows; any one will do, since none attends to it or learns it."""
         tokenizer = self.get_tokenizer()
         own = tokenizer.pad_token_id
         return int(tokenizer.eos_token_id if own is None else own)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Returns the published one, that of the checkpoint, or one that is learnt now."""
+        """Returns the published tokenizer, the checkpoint's, or one that is learnt at this call."""
         if self.tokenizer is None:
             settings = self.hparams
             if settings["source"] == "embedded":
@@ -318,12 +318,12 @@ class LlmData(PromptData):
         return self.tokenizer
 
     def state_dict(self) -> dict[str, Any]:
-        """A vocabulary that was learnt travels in the checkpoint: the weights mean nothing else."""
+        """Adds a learnt vocabulary, without which the weights in the checkpoint are useless."""
         named = self.hparams["tokenizer"]
         return super().state_dict() | learnt_tokenizer_state(self.tokenizer, named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the vocabulary that the checkpoint was trained with, and its place in the epoch."""
+        """Restores the vocabulary that the checkpoint was trained with, and the place in epoch."""
         super().load_state_dict(state_dict)
         if not self.hparams["tokenizer"] and "tokenizer" in state_dict:
             self.tokenizer = tokenizer_from_state(state_dict)
@@ -333,7 +333,10 @@ class LlmData(PromptData):
         settings = self.hparams
         longest, shared = settings["max_length"], settings["pack_length"]
         if longest < _MIN_LENGTH:
-            raise UserError(f"data.max_length={longest} leaves no room: at least {_MIN_LENGTH}.")
+            raise UserError(
+                f"data.max_length={longest} leaves no room for an answer. Set {_MIN_LENGTH} at "
+                "least."
+            )
         is_dpo = settings["objective"] == "dpo"
         if shared is not None and shared < longest * (2 if is_dpo else 1):
             what = "two answers" if is_dpo else "a row"
@@ -341,9 +344,9 @@ class LlmData(PromptData):
                 f"data.pack_length={shared} does not hold {what} of data.max_length={longest} "
                 "tokens. Raise the first, or lower the second."
             )
-        if settings["objective"] != "sft" and (settings["learns_questions"]):
+        if settings["objective"] != "sft" and settings["learns_questions"]:
             raise UserError(
-                "data.learns_questions=true is for data.objective=sft. Leave it out of "
+                "data.learns_questions=true is for data.objective=sft. Leave it out with "
                 f"data.objective={settings['objective']}."
             )
         if is_dpo and settings["concatenated"]:
@@ -354,8 +357,8 @@ class LlmData(PromptData):
         most, share = settings["max_sequences_per_pack"], settings["validation_share"]
         if most is not None and most < 1:
             raise UserError(
-                f"data.max_sequences_per_pack={most} leaves a row empty. Set 1 for a row of its "
-                "own for each, or null for as many as fit."
+                f"data.max_sequences_per_pack={most} leaves rows empty. Set 1 to give each "
+                "document a row of its own, or null to pack as many as fit."
             )
         if settings["buckets"] is not None:
             self._check_buckets()
@@ -363,13 +366,15 @@ class LlmData(PromptData):
             raise UserError(f"data.validation_share={share} is not between 0 and 0.5.")
         buckets = settings["prompt_buckets"]
         if not buckets or min(buckets) < 1:
-            raise UserError(f"data.prompt_buckets={list(buckets)} must be lengths, such as [64].")
+            raise UserError(
+                f"data.prompt_buckets={list(buckets)} must be one or more lengths, such as [64]."
+            )
 
     def _check_buckets(self) -> None:
         settings, buckets = self.hparams, list(self.hparams["buckets"])
         if self.are_rows_shared or settings["concatenated"] or settings["pack_length"]:
             raise UserError(
-                f"data.buckets={buckets} are lengths of rows of one document each. Set "
+                f"data.buckets={buckets} is for rows of one document each. Set "
                 "data.max_sequences_per_pack=1, and leave out data.pack_length, data.concatenated "
                 "and data.objective=dpo; or leave data.buckets out."
             )
@@ -390,8 +395,8 @@ class LlmData(PromptData):
         path = Path(given).expanduser()
         if not path.is_file():
             raise UserError(
-                f"data.chat_template={given} is no file, and none of {', '.join(_TEMPLATES)}. Name "
-                "a file with a Jinja template, or leave it out for the tokenizer's own."
+                f"data.chat_template={given} is neither a file nor one of {', '.join(_TEMPLATES)}. "
+                "Name a file with a Jinja template, or leave it out to use the tokenizer's own."
             )
         try:
             tokenizer.chat_template = path.read_text(encoding="utf-8")
@@ -419,7 +424,7 @@ class LlmData(PromptData):
         if split not in tables:
             raise UserError(
                 f"data.path={self.hparams['path']} has no {split} split, but only "
-                f"{', '.join(tables)}. Add its file."
+                f"{', '.join(tables)}. Add a file for it."
             )
         return tables[split]
 
@@ -436,7 +441,7 @@ class LlmData(PromptData):
         return list(read_conversations(self._table(split), self.hparams["prompt_format"]))
 
     def _learnt(self, split: str) -> Iterable[Conversation]:
-        """Returns the conversations of a split; of preferences chosen and rejected in turn."""
+        """Returns the conversations of a split; of preferences, chosen and rejected alternate."""
         if self.hparams["objective"] != "dpo":
             return self._conversations(split)
         if self.hparams["source"] == "embedded":
@@ -454,7 +459,7 @@ class LlmData(PromptData):
             return [Conversation((Message("user", text), blank)) for text in texts]
         if settings["objective"] == "pretrain":
             raise UserError(
-                "data.objective=pretrain has no questions for `predict`. Give some: "
+                "data.objective=pretrain has no questions for `predict`. Give some with "
                 "--data.prompts '[\"...\"]', or set data.objective=sft."
             )
         if settings["objective"] == "dpo" and settings["source"] != "embedded":
@@ -469,6 +474,7 @@ class LlmData(PromptData):
         length = self.row_length
         most, is_training = settings["max_sequences_per_pack"], split == "train"
         together = self._num_together
+        # The answers of a preference are packed as one item, so that no pair is torn apart.
         lengths = rows.lengths.reshape(-1, together).sum(1).tolist()
         found = [
             [together * number + part for number in each for part in range(together)]
@@ -507,7 +513,7 @@ def _check_source(source: Source, path: Any, columns: Mapping[str, str] | None) 
         name = "data.path" if path is not None else "data.columns"
         raise UserError(
             f"{name} is set, but data.source=embedded makes its own rows. Set data.source=path for "
-            "files, or data.source=hub for a data set by name."
+            "files, or data.source=hub for a data set of the hub."
         )
     if source != "embedded" and path is None:
         wanted = "a file, or a folder of them." if source == "path" else "tatsu-lab/alpaca."
@@ -517,14 +523,15 @@ def _check_source(source: Source, path: Any, columns: Mapping[str, str] | None) 
 def _collate(
     packs: list[list[dict[str, Any]]], length: int, pad_token: int, counts: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Tensors [B, T], see `pack_batch`, and numbers that the host keeps.
+    """Returns the tensors [B, T] of `pack_batch`, and numbers that stay on the host.
 
     Args:
-        packs: of rows.
-        length: T.
-        pad_token: fills up.
-        counts: of all batches alike: `mean_learnt`, how many tokens, or preferences, of a batch are
-            learnt on average; and of preferences `max_documents`, how many answers a row may have.
+        packs: the rows that are packed together, for each row of the batch.
+        length: the number of tokens of a packed row (T).
+        pad_token: the token that pads rows.
+        counts: numbers that are the same for all batches: `mean_learnt`, how many tokens, or
+            preferences, of a batch are learnt on average; and, of preferences, `max_documents`,
+            how many answers a row may have.
     """
     pad_values = {"input_ids": pad_token, "labels": IGNORED}
     batch = pack_batch(packs, length, pad_values=pad_values)

@@ -1,6 +1,6 @@
-"""Conversations that rules make, on every machine: numbers in words, and names of Python's library.
+"""Makes conversations by rules: about numbers in words, and names of Python's library.
 
-A small model can learn them in minutes, and whether an answer is right needs no judge.
+They need no download. A small model learns them in minutes, and answers are right or wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from recipes.llm_finetuning.conversations import Conversation, Message
 
 SPLITS = ("train", "validation", "test")
 _HELD_OUT = 10
-"""Each tenth number and name is for validation, each tenth for the test."""
+"""One in so many numbers and names is for validation, and one for the test."""
 _SMALL = [
     "zero",
     "one",

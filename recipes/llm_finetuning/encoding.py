@@ -1,4 +1,4 @@
-"""Conversations as tokens, with labels for what the assistant says, and for nothing else.
+"""Encodes conversations as tokens, with labels only for what the assistant says.
 
 Shapes: T tokens of a row.
 """
@@ -19,8 +19,9 @@ from recipes.common.errors import UserError, first_line
 from recipes.llm_finetuning.conversations import Conversation, Message
 
 IGNORED = -100
-"""The label that the loss leaves out."""
+"""The label of tokens that the loss leaves out."""
 _AT_ONCE = 1024
+"""The number of texts that the tokenizer is given in one call."""
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -29,21 +30,21 @@ CHATML = (
 
 
 class Span(NamedTuple):
-    """The characters of an answer in the text of a conversation, with what ends it."""
+    """The characters of an answer in the text of a conversation, with the mark that ends it."""
 
     start: int
     end: int
 
 
 class Template:
-    """Makes the text of a conversation as the model knows it.
+    """Writes a conversation as a text, in the model's format.
+
+    If the tokenizer has no chat template, a question and its answer are written one after the
+    other. The token that begins a text precedes them if the tokenizer adds it to texts, and the
+    token that ends a text follows them.
 
     Args:
-        tokenizer: the model's, whose chat template it is, if it has one.
-
-    Without a chat template a row of one question and its answer is their texts one after the
-    other, behind the token that begins a text, if the tokenizer puts it there, and before the one
-    that ends it.
+        tokenizer: the model's tokenizer, whose chat template is used if it has one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -53,15 +54,15 @@ class Template:
         self._begin = str(tokenizer.bos_token) if begins else ""
 
     def prompt(self, conversation: Conversation) -> str:
-        """Returns the text that the last answer follows."""
+        """Returns the text up to the last answer."""
         return self._render(conversation, conversation.question, is_prompt=True)
 
     def text(self, conversation: Conversation) -> tuple[str, list[Span]]:
-        """Returns the whole text, and where in it the answers are.
+        """Returns the whole text, and the spans of the answers in it.
 
         Raises:
-            UserError: for a conversation that the template does not take, or whose answers it
-                writes otherwise.
+            UserError: The template refuses the conversation, or writes something else after a
+                prompt than the answer.
         """
         messages = conversation.messages
         whole = self._render(conversation, messages, is_prompt=False)
@@ -74,12 +75,14 @@ class Template:
                 place = whole.find(content, start)
                 if not whole.startswith(prompt) or place < 0:
                     raise UserError(
-                        f"{conversation.place}: the tokenizer's chat template writes message "
-                        f"{number + 1} otherwise than a prompt for it, so what is to be learnt is "
-                        "not known. Set data.chat_template to one that does not, such as chatml."
+                        f"{conversation.place}: the tokenizer's chat template does not write "
+                        f"message {number + 1} right after the prompt for it, so it is not known "
+                        "which tokens are the answer. Set another data.chat_template, such as "
+                        "chatml."
                     )
                 starts.append((start, place + len(content)))
-        # What the template puts behind an answer ends it, and has to be learnt, too.
+        # What follows the last answer, such as <|im_end|>, ends it, and the model has to learn it.
+        # Other answers end with as much of that as follows them, too.
         ending = whole[starts[-1][1] :]
         return whole, [Span(start, end + _common(whole[end:], ending)) for start, end in starts]
 
@@ -96,10 +99,11 @@ class Template:
                     add_generation_prompt=is_prompt,
                 )
             )
-        except Exception as error:  # jinja2's own, and whatever a template raises
+        except Exception as error:  # a template is a program, and may raise anything
             raise UserError(
-                f"{conversation.place}: the tokenizer's chat template refuses it: "
-                f"{first_line(error)} Its roles are {', '.join(each.role for each in messages)}."
+                f"{conversation.place}: the tokenizer's chat template refuses the conversation: "
+                f"{first_line(error)} The roles are {', '.join(each.role for each in messages)}. "
+                "Change the row, or set another data.chat_template, such as chatml."
             ) from error
 
     def _plain(
@@ -116,22 +120,22 @@ class Template:
 
 
 def _common(text: str, other: str) -> int:
-    """Returns how many characters two texts begin with alike."""
+    """Returns the length of the common beginning of two texts."""
     pairs = zip(text, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class EncodedRows(Dataset[dict[str, np.ndarray]]):
-    """Rows of tokens by index, with labels; unpadded.
+    """Holds encoded rows of tokens and labels, unpadded, in two long arrays.
 
     Args:
-        rows: of tokens and their labels, [T] each.
+        rows: the tokens and the labels of each row, [T] each.
     """
 
     def __init__(self, rows: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
         found = list(rows)
         self.lengths = np.array([len(tokens) for tokens, _ in found], np.int64)
-        """[number of rows]: tokens of each."""
+        """The number of tokens of each row, int64 [number of rows]."""
         self._starts = np.concatenate([[0], self.lengths.cumsum()])
         self._tokens = np.concatenate([each for each, _ in found]) if found else np.zeros(0, int)
         self._labels = np.concatenate([each for _, each in found]) if found else np.zeros(0, int)
@@ -140,7 +144,7 @@ class EncodedRows(Dataset[dict[str, np.ndarray]]):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """input_ids and labels, int64 [T]: the label of a token is the one that follows it."""
+        """Returns input_ids and labels, int64 [T]; a token's label is the token after it."""
         span = slice(self._starts[index], self._starts[index + 1])
         return {
             "input_ids": self._tokens[span].astype(np.int64),
@@ -151,8 +155,9 @@ class EncodedRows(Dataset[dict[str, np.ndarray]]):
         """Returns all rows as one text, cut to rows of that many tokens; the rest is left out.
 
         Args:
-            length: tokens of a row.
-            is_all_learnt: each token is, and so is the first of a row, from the end of another.
+            length: the number of tokens of a row.
+            is_all_learnt: whether all tokens are learnt, even the first token of a document,
+                which is predicted from the end of the document before it.
         """
         stops = range(length, len(self._tokens) + 1, length)
         parts = [slice(stop - length, stop) for stop in stops]
@@ -164,16 +169,16 @@ class EncodedRows(Dataset[dict[str, np.ndarray]]):
 
     @property
     def learnt(self) -> np.ndarray:
-        """All tokens that are predicted."""
+        """The tokens of all rows that the model is trained to predict."""
         return self._labels[self._labels != IGNORED]
 
 
 class Cut(NamedTuple):
-    """How many rows were longer than they may be."""
+    """The number of rows that were longer than they may be."""
 
     num_rows: int = 0
     num_at_start: int = 0
-    """Of them those that lost their beginning, since their end would have taken the answer."""
+    """The number of those that lost their beginning, to keep the answer at their end."""
 
 
 def encode_conversations(
@@ -184,21 +189,22 @@ def encode_conversations(
     learns_questions: bool = False,
     together: int = 1,
 ) -> tuple[EncodedRows, Cut]:
-    """Returns conversations as tokens, of which the answers are predicted.
+    """Returns conversations as tokens, with labels for the tokens of the answers.
 
-    One that is longer than `max_length` loses its end; where no answer would be left, it loses its
-    beginning, so that the last answer stays. Those that belong together lose the same of the
-    beginning, and of their ends what is too much then: they go on answering one question.
+    A conversation that is longer than `max_length` loses its end, or its beginning if no answer
+    would be left otherwise. Conversations that answer the same question all lose as much of their
+    beginning as the longest of them, so that their questions stay alike; if that is not enough,
+    their ends are cut.
 
     Args:
         conversations: the rows.
-        tokenizer: the model's.
-        max_length: tokens of a row at most.
-        learns_questions: all tokens are predicted, those of questions as well.
-        together: so many in a row are answers to one question.
+        tokenizer: the model's tokenizer.
+        max_length: the largest number of tokens of a row.
+        learns_questions: whether the tokens of questions have labels, too.
+        together: how many successive conversations answer the same question.
 
     Raises:
-        UserError: for rows that cannot be written, and answers without a token.
+        UserError: The template refuses a conversation, or an answer has no token.
     """
     _use_all_cores()
     template, rows, num_cut, num_at_start = Template(tokenizer), [], 0, 0
@@ -209,6 +215,7 @@ def encode_conversations(
         labels = tokens if learns_questions else np.where(is_answer, tokens, IGNORED)
         if len(tokens) > max_length:
             num_cut += 1
+            # The label of the first token is lost, since no token predicts it.
             has_answer = (labels[1:max_length] != IGNORED).any()
             num_at_start += not has_answer
             part = slice(max_length) if has_answer else slice(len(tokens) - max_length, None)
@@ -224,7 +231,7 @@ def encode_documents(
 ) -> EncodedRows:
     """Returns texts as rows of at most `max_length` tokens, all of which but the first are learnt.
 
-    Each text ends with the token that ends one; what is left of it behind a whole row is a row.
+    The token that ends a text is added to each. A longer text becomes several rows.
     """
     _use_all_cores()
     end, rows = tokenizer.eos_token_id, []
@@ -243,10 +250,10 @@ def encode_documents(
 
 @cache
 def _use_all_cores() -> None:
-    """Lets tokenizers use all cores here, and one in a fork, where their threads are not.
+    """Lets tokenizers use all cores in this process, and a single one in forks of it.
 
-    Where nothing says so they warn in each fork; where it says "true" a fork that tokenizes waits
-    for these threads for ever (tokenizers 0.23).
+    Their threads do not exist in a fork (tokenizers 0.23): with the variable at "true" a fork that
+    tokenizes waits for them forever, and if the variable is not set, each fork warns.
     """
     name = "TOKENIZERS_PARALLELISM"
     os.environ.setdefault(name, "true")
@@ -257,7 +264,10 @@ _Tokenized = tuple[Conversation, np.ndarray, np.ndarray]
 
 
 def _cut_alike(rows: Iterator[_Tokenized], together: int, max_length: int) -> Iterator[_Tokenized]:
-    """Takes from the question of rows that belong together what the longest has too much."""
+    """Cuts the excess of the longest row of a group from the beginning of all its rows.
+
+    At most what precedes the last answer is cut.
+    """
     while group := list(islice(rows, together)):
         excess = max(len(tokens) for _, tokens, _ in group) - max_length
         # An answer without a token begins nowhere; `encode_conversations` refuses it.
@@ -272,12 +282,12 @@ def _cut_alike(rows: Iterator[_Tokenized], together: int, max_length: int) -> It
 def _tokenized(
     conversations: Iterable[Conversation], template: Template, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[_Tokenized]:
-    """Yields each conversation with its tokens, and which of them are an answer's."""
+    """Yields each conversation with its tokens, and a mask of those that belong to answers."""
     for batch in _batched(conversations):
         texts, spans = zip(*map(template.text, batch), strict=True)
         encoded = tokenizer(
             list(texts),
-            add_special_tokens=False,  # the template has written them
+            add_special_tokens=False,  # they are already in the text
             return_attention_mask=False,
             return_offsets_mapping=True,
             verbose=False,
@@ -287,13 +297,13 @@ def _tokenized(
         ):
             places = np.array(offsets, np.int64).reshape(-1, 2)
             is_answer = np.zeros(len(ids), bool)
-            for start, end in answers:
+            for start, end in answers:  # a token that only overlaps an answer counts as part of it
                 is_answer |= (places[:, 1] > start) & (places[:, 0] < end)
             yield conversation, np.array(ids, np.int32), is_answer
 
 
 def _shifted(labels: np.ndarray) -> np.ndarray:
-    """Returns for each token the label of the next; the last one has none."""
+    """Returns labels moved one place forward, so that a token has the label of the next one."""
     return np.append(labels[1:], np.int32(IGNORED)).astype(np.int32)
 
 

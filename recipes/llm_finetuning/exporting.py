@@ -1,4 +1,4 @@
-"""From a checkpoint to a folder: a whole model of transformers, or an adapter of peft."""
+"""Exports a checkpoint to a folder, as a whole model of transformers or an adapter of peft."""
 
 from __future__ import annotations
 
@@ -27,18 +27,20 @@ _PREFIX = "model."
 
 
 def export(checkpoint: Path, output: Path, kind: str | None) -> str:
-    """Writes the files and the tokenizer; no card is needed, but for an adapter its base.
+    """Writes the files of the model and its tokenizer.
+
+    No card is needed. For an adapter the base model is loaded.
 
     Args:
-        checkpoint: what a fit wrote, on any device.
-        output: the folder to write, made if it is not there.
+        checkpoint: the checkpoint that a fit wrote, on any device.
+        output: the folder to write, which is created if it does not exist.
         kind: adapter or merged, for a checkpoint of adapters; None for one of a whole model.
 
     Returns:
-        How to load it.
+        The call that loads the export.
 
     Raises:
-        UserError: as `read_checkpoint`, and for a kind that the checkpoint is not of.
+        UserError: as `read_checkpoint`, and if the kind does not suit the checkpoint.
     """
     content = read_checkpoint(checkpoint, (CONFIG_KEY, CLASS_KEY, "state_dict"))
     settings = content.get(_SETTINGS)
@@ -46,13 +48,13 @@ def export(checkpoint: Path, output: Path, kind: str | None) -> str:
         if kind is not None:
             raise UserError(
                 f"--{kind} is for a checkpoint of model.method=lora or qlora, and {checkpoint} "
-                "holds a whole model. Leave it out."
+                f"holds a whole model. Leave out --{kind}."
             )
         return export_model(checkpoint, output)
     if kind is None:
         raise UserError(
-            f"{checkpoint} holds an adapter. Say what to make of it: --adapter, in peft's format, "
-            "or --merged, a whole model of transformers."
+            f"{checkpoint} holds an adapter. Choose what to export: --adapter for the adapter in "
+            "peft's format, or --merged for a whole model of transformers."
         )
     model = _with_adapter(content, settings)
     if kind == ADAPTER:
@@ -66,7 +68,7 @@ def export(checkpoint: Path, output: Path, kind: str | None) -> str:
 
 
 def _how_to_load(name: str, output: Path) -> str:
-    """Of a base in a GGUF file, which peft does not find by its name."""
+    """Returns the call that loads an adapter; peft finds no base in a GGUF file by itself."""
     place, gguf = locate("model.name", name)
     if gguf is None:
         return f"peft.AutoPeftModelForCausalLM.from_pretrained('{output}')"
@@ -102,19 +104,23 @@ def _with_adapter(content: dict[str, Any], settings: dict[str, Any]) -> PreTrain
     wanted = {name for name in model.state_dict() if is_of_adapter(name)}
     if wanted != set(state):
         raise UserError(
-            "The checkpoint's adapter is not of the layers that its settings name. Pass one that "
-            "`fit` wrote, as it was written."
+            "The checkpoint's adapter belongs to other layers than its settings name, so the "
+            "checkpoint was changed. Pass one as `fit` wrote it."
         )
     model.load_state_dict(state, strict=False)
     return model
 
 
 def _merged(model: PreTrainedModel, settings: dict[str, Any]) -> PreTrainedModel:
-    """By peft itself, from the adapter's files: what is exported is what others load."""
+    """Returns the base merged with the adapter.
+
+    peft does so from the files of an adapter, as it would for whoever loads the exported adapter.
+    """
     from peft import PeftModel
 
     base = _base(settings)
-    if settings["method"] == "qlora":  # what it was trained beside, and not what was quantized
+    if settings["method"] == "qlora":
+        # The adapter corrects the quantized weights, which differ from the published ones.
         base = base.dequantize(dtype=base.dtype)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)

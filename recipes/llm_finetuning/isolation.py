@@ -1,10 +1,10 @@
-"""Whether a model keeps the documents of a packed row apart: tried on the model at hand.
+"""Tests whether a model keeps the documents of a packed row apart.
 
 transformers keeps them apart by the mask that it is given, by positions alone, or not at all,
-depending on the model and on how it is called. Where it does not, training goes on without a word,
-on documents that see each other.
+depending on the model and on how it is called. If it does not, no error is raised, and a model is
+trained on documents that see each other. So the model at hand is tried before the training.
 
-Shapes: T tokens of a row.
+Shapes: T tokens of a row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 def check_isolation(compute: Compute, vocab_size: int, device: torch.device, name: str) -> None:
     """Refuses a model in whose packed rows a document depends on another one.
 
-    The second of two documents must have the same bits whatever the first one says, and be what it
-    is alone but for rounding.
+    The logits of the second of two documents must be bit for bit the same whatever the first one
+    is, and must equal, but for rounding, those that the document has in a row of its own.
 
     Args:
-        compute: the model as training calls it, in evaluation mode.
-        vocab_size: of the model.
-        device: where it is.
-        name: of the model, for the message.
+        compute: calls the model as training does, but in evaluation mode.
+        vocab_size: the size of the model's vocabulary (V).
+        device: the model's device.
+        name: the model's name, for the message.
 
     Raises:
-        UserError: they see each other.
+        UserError: A document depends on another one.
     """
     generator = torch.Generator().manual_seed(0)
     first, other, second = torch.randint(0, vocab_size, (3, _LENGTH), generator=generator)
-    # Operator by operator: to compile a graph for three rows would take longer than they do.
+    # Eagerly, because compiling a graph would take longer than computing three rows.
     with torch.compiler.set_stance("force_eager"):
         packed = [_compute(compute, each, second, device)[_LENGTH:] for each in (first, other)]
         alone = _compute(compute, second, None, device)[:_LENGTH]
@@ -49,10 +49,9 @@ def check_isolation(compute: Compute, vocab_size: int, device: torch.device, nam
     error = (packed[0].float() - alone.float()).abs().max() / scale
     if not torch.equal(*packed) or error > tolerance:
         raise UserError(
-            f"{name} does not keep the documents of a packed row apart: the logits of one differ "
-            f"by {float(error):.2g} of the largest when it stands behind another. Set "
-            "data.max_sequences_per_pack=1, which packs nothing, or take another "
-            "model.attention."
+            f"{name} does not keep the documents of a packed row apart: the logits of a document "
+            f"differ by {float(error):.2g} of the largest one if it follows another document. Set "
+            "data.max_sequences_per_pack=1, which packs nothing, or another model.attention."
         )
 
 
@@ -63,7 +62,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 def _compute(
     compute: Compute, first: Tensor, second: Tensor | None, device: torch.device
 ) -> Tensor:
-    """Computes a row of two documents, or of one and padding: [T, V], on the host."""
+    """Returns the logits of a row of two documents, or of one and padding: [T, V], on the host."""
     tokens = torch.cat([first, torch.zeros_like(first) if second is None else second])[None]
     numbers = torch.tensor([1, 0 if second is None else 2]).repeat_interleave(_LENGTH)[None]
     positions = torch.arange(_LENGTH).repeat(2)[None]

@@ -1,4 +1,4 @@
-"""The LightningModule: a language model that learns from answers, and gives some.
+"""Has the LightningModule, which fine-tunes a language model, and writes answers with it.
 
 Shapes: B rows, T tokens of a row, D hidden, V vocabulary.
 """
@@ -70,23 +70,23 @@ _SHOWN = 4
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _WRITING = tuple(WritingSettings.__dataclass_fields__)
 _INDIFFERENT = math.log(2)
-"""The loss of preferences where the model prefers what its base does."""
+"""The loss of preferences of a model that prefers nothing more than its base does."""
 _FEW_LAYERS = 8
-"""Of a model with more, blocks are compiled, and not all of it as one: see `compile_regions`."""
+"""A model with more layers is compiled block by block, see `compile_regions`."""
 
 
 class LlmFinetuning(RecipeModule):
-    """A decoder-only model of transformers, or a small Llama from nothing.
+    """Trains a decoder-only model of transformers, or a new small Llama.
 
     Nothing in a training step waits for the device, and all rows have one shape. The loss is the
     sum over the tokens that are learnt, divided by the same number in every batch (`mean_learnt`,
-    what a batch has on average): each token weighs the same, and gradients that are accumulated or
-    averaged over cards are exactly those of one large batch. The logged `answer_loss` is the mean
-    over the tokens of its batch.
+    their average number in a batch). So each token has the same weight, and gradients that are
+    accumulated or averaged over cards are exactly those of one large batch. The logged
+    `answer_loss` is the mean over the tokens of its batch.
 
     Args:
-        name: of a published model (meta-llama/Llama-3.1-8B, ...), or a folder that
-            `save_pretrained` or `export` wrote; None starts from random weights of these sizes:
+        name: name of a published model (meta-llama/Llama-3.1-8B, ...), or a folder that
+            `save_pretrained` or `export` wrote; None makes a new model of the following sizes.
         vocab_size: number of token embeddings (V).
         hidden_size: width (D).
         intermediate_size: width of the feed-forward layers; None for 8/3 of the width.
@@ -95,53 +95,54 @@ class LlmFinetuning(RecipeModule):
         initializer_range: standard deviation of the initial weights of a new model.
         attention: transformers' `attn_implementation`: eager, sdpa or gaudi_fused_sdpa (the
             vendor's kernel); None for transformers' default.
-        sequence_parallel: what the cards of `tensor_parallel_size` do with a row's tokens. tensor:
-            they cut layers up, and between them each has some of the tokens; ulysses: each has all
-            layers and some of the tokens, and in attention some of the heads; None: they cut layers
-            up, and each has all tokens.
-        tokenizer: name or folder of the tokenizer, to see whether it fits.
-        method: full (all weights), lora (adapters beside frozen ones) or qlora (beside frozen ones
-            in four bits, NF4).
-        double_quantization: of qlora: the scales of the weights are quantized, too.
-        lora_rank: of the adapters.
-        lora_alpha: what they add is multiplied with lora_alpha / lora_rank.
-        lora_dropout: of what they take.
+        sequence_parallel: how the cards of `tensor_parallel_size` share the tokens of a row. tensor
+            divides layers among them, and between layers the tokens; ulysses divides the tokens,
+            and in attention the heads, and each card computes all layers; None divides layers, and
+            each card has all tokens.
+        tokenizer: name or folder of the tokenizer, which is checked against the model.
+        method: full (all weights), lora (adapters beside frozen weights) or qlora (adapters beside
+            frozen weights in four bits, NF4).
+        double_quantization: whether qlora quantizes the scales of the weights, too.
+        lora_rank: rank of the adapters.
+        lora_alpha: the output of the adapters is multiplied by lora_alpha / lora_rank.
+        lora_dropout: dropout of the input of the adapters.
         lora_targets: all-linear, or names of layers, such as [q_proj, v_proj].
-        dpo_beta: of data.objective=dpo: less lets the model go further from what it was.
-        dtype: of the weights: fp32 or bf16. What is trained is fp32: bf16 is for the frozen weights
-            of adapters, for those of qlora that are not in four bits, for `predict`, and for
+        dpo_beta: for data.objective=dpo; a smaller one lets the model go further from its base.
+        dtype: dtype of the weights, fp32 or bf16. Trained weights are fp32; bf16 is for the frozen
+            weights of lora, for those of qlora that are not in four bits, for `predict`, and for
             trainer.precision=bf16-true.
-        gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
-            for a third more time.
-        loss_chunks: parts of a batch's tokens, of which one has its logits at a time; they are
-            computed again in backward. 1: all at once.
+        gradient_checkpointing: recomputes each block in the backward pass, which takes a fraction
+            of the memory, and a third more time.
+        loss_chunks: parts of a batch's tokens. Only one part has its logits at a time, and they are
+            computed again in backward. 1 computes all at once.
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
-        schedule: of the learning rate: linear, cosine, polynomial or constant.
+        learning_rate: the learning rate at its peak.
+        schedule: schedule of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
-        weight_decay: of all weights but biases and norms.
-        betas: of the optimizer.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
-        max_new_tokens: tokens of an answer that `predict` gives.
-        temperature: 0 takes the likeliest token each time; else tokens are drawn.
-        top_k: draw among the k likeliest tokens only; None: among all.
-        top_p: draw among the likeliest tokens that have this probability together; None: all.
-        sampling_seed: of what is drawn; prompt number i draws with this plus i, in any batch.
+        weight_decay: weight decay of all weights but biases and norms.
+        betas: the optimizer's betas.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        max_new_tokens: the largest number of tokens of an answer of `predict`.
+        temperature: 0 takes the likeliest token each time; otherwise tokens are drawn.
+        top_k: draws among the k likeliest tokens only; None draws among all.
+        top_p: draws among the likeliest tokens that together have this probability; None draws
+            among all.
+        sampling_seed: seed of the draws; prompt number i draws with this plus i, in any batch.
         engine: how a token's step is run: auto, graph (HPU graphs; lazy mode), compile (eager
             mode) or none.
-        check_end_every: after so many tokens the host asks the device whether all answers of the
-            batch have ended; None: never, and nothing waits.
-        stop_at_end: an answer ends with the end-of-sequence token; False writes on.
+        check_end_every: after how many tokens the host asks the device whether all answers of the
+            batch have ended; None never asks, so nothing waits.
+        stop_at_end: ends an answer at the end-of-sequence token; False writes on.
         num_warmup: generations of each shape before those that are measured.
-        predictions: the file that `predict` writes, one JSON object a line; None: answers.jsonl in
-            the folder of the run that the checkpoint is from.
+        predictions: the file that `predict` writes, with one JSON object a line; None writes
+            answers.jsonl in the folder of the checkpoint's run.
 
     Raises:
-        UserError: for a model that cannot be had, is no decoder or does not fit the tokenizer, and
-            for settings that contradict each other.
+        UserError: The model cannot be read, is no decoder or does not suit the tokenizer, or
+            settings contradict each other.
     """
 
     progress_loss = "answer_loss"
@@ -191,35 +192,36 @@ class LlmFinetuning(RecipeModule):
         super().__init__()
         given = dict(locals())
         self.writing = WritingSettings(**{each: given[each] for each in _WRITING})
-        # How and where to write is not part of the model: a checkpoint must not bring its own.
+        # How and where to write is no property of the model, so a checkpoint must not set it.
         self.save_hyperparameters(ignore=[*_WRITING, "predictions"])
         self._predictions = predictions
         if loss_chunks < 1:
             raise UserError(f"model.loss_chunks={loss_chunks} must be at least 1.")
         if method != "full" and not name:
             raise UserError(
-                f"model.method={method} trains beside the weights of a model, and model.name is "
-                "not set. Name one, or set model.method=full."
+                f"model.method={method} trains adapters of a published model, and model.name is "
+                "not set. Set it, or model.method=full."
             )
         if name:
             self._check(name)
         else:
             self.model = self._prepared(self._from_nothing())
         self._base = ""
-        # The same on all ranks, whatever they draw before their adapters are made.
+        # It is drawn here, where all ranks still have the same random state.
         self._adapter_seed = int(torch.randint(2**31, ()))
-        # A checkpoint of lora has the adapters alone; `on_load_checkpoint` looks at them.
+        # A checkpoint of lora has only the adapters, which `on_load_checkpoint` checks.
         self.strict_loading = method == "full"
         self._writer: Writer | None = None
         self._totals: Tensor | None = None
         self._sequence: DeviceMesh | None = None
-        """Cards of which each has some tokens of the same rows, and all layers."""
+        """The cards that share the tokens of rows, under Ulysses."""
         self._is_causal, self._attention = False, ""
-        """Whether no mask is needed, since each row has one document; and what attends else."""
+        """Whether rows need no mask, and the attention function that the model came with."""
         self._is_configured = False
         self._shape: tuple[int, ...] = (0, 0)
-        """Of the last batch that was trained on."""
+        """The shape [B, T] of the last training batch."""
         self._num_multiplied = (0.0, 0.0)
+        """What `_count_multiplied` returned at the start of the fit."""
 
     @property
     def _has_adapters(self) -> bool:
@@ -227,15 +229,16 @@ class LlmFinetuning(RecipeModule):
 
     @property
     def compile_regions(self) -> tuple[str, ...]:
-        """All of `forward` as one; blocks of a deep model, whose graph would take long to make."""
+        """`forward` as a whole, or blocks of a deep model, which would take long to compile."""
         is_deep = self.model.config.get_text_config().num_hidden_layers > _FEW_LAYERS
         return () if is_deep else super().compile_regions
 
     def configure_model(self) -> None:
-        """Loads a model that has a name, and cuts it up where `ModelParallelStrategy` asks for it.
+        """Loads a published model, and divides it among cards under `ModelParallelStrategy`.
 
-        Under ZeRO-3 each weight is cut up as it is loaded: no card and no host has all of them.
-        For FSDP2 the first rank reads the model, and the others get their parts of it.
+        Under ZeRO-3 each weight is partitioned as it is loaded, so that neither a card nor a host
+        ever holds all weights. Under FSDP2 the first rank reads the model and sends the others
+        their parts.
         """
         if not self._is_configured:
             if self.hparams["name"]:
@@ -250,13 +253,13 @@ class LlmFinetuning(RecipeModule):
             self._prepare_rows()
 
     def setup(self, stage: str) -> None:
-        """Refuses to train what cannot be, before it takes long."""
+        """Refuses settings that cannot be trained with, before the training starts."""
         if stage != "fit":
             return
         is_low = self.hparams["dtype"] != "fp32" and self.trainer.precision != "bf16-true"
         if is_low and self.hparams["method"] == "full":
             raise UserError(
-                "model.dtype=bf16 is for frozen weights: what is trained is kept in fp32. Set "
+                "model.dtype=bf16 is for frozen weights, and trained weights are kept in fp32. Set "
                 "model.dtype=fp32 and trainer.precision=bf16-mixed, or model.method=lora. "
                 "trainer.precision=bf16-true trains all in bfloat16, and loses small updates."
             )
@@ -266,27 +269,28 @@ class LlmFinetuning(RecipeModule):
         is_dpo = self.data_of(LlmData, "rows").hparams["objective"] == "dpo"
         if is_dpo and not self._has_adapters:
             raise UserError(
-                "data.objective=dpo compares with the model as it was, which beside adapters is "
-                "still there. Set model.method=lora, and model.name to the model."
+                "data.objective=dpo compares with the model as it was before the training, which "
+                "is kept only beside adapters. Set model.method=lora, and model.name to the model."
             )
         sequence, mesh = self.hparams["sequence_parallel"], self.device_mesh
         if sequence and (mesh is None or mesh["tensor_parallel"].size() == 1):
             raise UserError(
-                f"model.sequence_parallel={sequence} is what cards that share a row do, and none "
-                "do. Set trainer.strategy to ModelParallelStrategy with tensor_parallel_size to "
-                "their number, or leave it out."
+                f"model.sequence_parallel={sequence} is for cards that share rows, and here no "
+                "cards do. Set trainer.strategy to ModelParallelStrategy, and its "
+                "tensor_parallel_size to their number, or leave model.sequence_parallel out."
             )
         if is_dpo and sequence == ULYSSES:
             raise UserError(
                 "model.sequence_parallel=ulysses gives cards parts of an answer, and "
-                "data.objective=dpo compares whole ones. Leave it out, or set tensor."
+                "data.objective=dpo compares whole ones. Leave model.sequence_parallel out, or set "
+                "it to tensor."
             )
         strategy = self.trainer.strategy
         if isinstance(strategy, DeepSpeedStrategy) and self._has_adapters:
             strategy.exclude_frozen_parameters = True
 
     def on_fit_start(self) -> None:
-        """Tries whether the model keeps the documents of a packed row apart."""
+        """Checks that the model keeps the documents of a packed row apart."""
         self._num_multiplied = self._count_multiplied()
         if not self._data().are_rows_shared:
             return
@@ -298,18 +302,19 @@ class LlmFinetuning(RecipeModule):
         self.train(was_training)
 
     def hidden(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
-        """Returns what the model makes logits of.
+        """Returns the last hidden states.
 
         Args:
-            tokens: [B, T], int64.
-            sequence_ids: [B, T], int64: which document of its row a token is of; 0 for padding.
-            positions: [B, T], int64, from 0 in each document.
+            tokens: the tokens of packed rows, int64 [B, T].
+            sequence_ids: the number of each token's document in its row, int64 [B, T]; 0 for
+                padding.
+            positions: the position of each token in its document, int64 [B, T], from 0.
 
         Returns:
-            [B, T, D]; of cards that share rows, that of this card's tokens.
+            The states [B, T, D]; if cards share rows, those of this card's tokens.
         """
         mask = None if self._is_causal else self._mask(sequence_ids)
-        # `use_cache=False`, and a mask of four dimensions: else some models let documents leak.
+        # With a cache, or a mask of fewer dimensions, some models let documents see each other.
         found = self.model.get_decoder()(
             input_ids=self._own(tokens),
             attention_mask=mask,
@@ -320,20 +325,21 @@ class LlmFinetuning(RecipeModule):
         return hidden
 
     def _mask(self, sequence_ids: Tensor) -> Tensor:
-        """[B, 1, T, T]: a token sees those of its document that are before it."""
+        """Returns a mask [B, 1, T, T], by which a token sees its document up to itself."""
         ids = torch.arange(sequence_ids.shape[1], device=sequence_ids.device)
         mask = block_diagonal_mask(sequence_ids, self._compute_dtype())
         future = ids[None, :] > ids[:, None]
+        # float32 can represent the smallest bfloat16, too, so one value serves both dtypes.
         return mask.masked_fill(future, torch.finfo(torch.bfloat16).min)
 
     def _own(self, of_tokens: Tensor) -> Tensor:
-        """[B, T]: this card's part of it, where cards share rows."""
+        """Returns this card's part of numbers [B, T], if cards share the tokens of rows."""
         if self._sequence is None:
             return of_tokens
         return of_tokens.chunk(self._sequence.size(), 1)[self._sequence.get_local_rank()]
 
     def forward(self, batch: Mapping[str, Any], scores: bool = False) -> Any:
-        """Returns the losses; for scores [2] float32, the loss of all tokens and their number."""
+        """Returns the losses; for scores the summed loss and the number of tokens, float32 [2]."""
         hidden = self.hidden(batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
         if "max_documents" in batch:
             return self._preferences(batch, hidden, scores)
@@ -343,8 +349,9 @@ class LlmFinetuning(RecipeModule):
         if scores:
             return torch.stack((total, (labels >= 0).sum().float()))
         num_learnt = (batch["labels"] >= 0).sum().float()
-        # Gradients of cards that share rows are averaged, and are to be added up. Divided by a
-        # part, and not multiplied: under autocast a Gaudi multiplies in bfloat16.
+        # FSDP2 averages the gradients of cards that share rows, which ought to be summed: so the
+        # loss is larger by their number. It is put in the divisor, because under autocast a Gaudi
+        # would multiply in bfloat16.
         num_parts = 1 if self._sequence is None else self._sequence.size()
         return {
             "loss": total / (batch["mean_learnt"] / num_parts),
@@ -352,13 +359,13 @@ class LlmFinetuning(RecipeModule):
         }
 
     def _of_whole_rows(self, total: Tensor) -> Tensor:
-        """Adds a sum up over the cards that share rows."""
+        """Returns the sum of a number over the cards that share rows."""
         if self._sequence is None:
             return total
         return DTensor.from_local(total, self._sequence, [Partial()]).full_tensor()
 
     def _preferences(self, batch: Mapping[str, Any], hidden: Tensor, scores: bool) -> Any:
-        """Returns what `forward` does, of preferences; for scores [3]: right ones, too."""
+        """Returns the losses of preferences; for scores [3] with the pairs ranked right last."""
         policy = self._answers(batch, hidden)
         with torch.no_grad(), without_adapters(self.model):
             rows = (batch["input_ids"], batch["sequence_ids"], batch["position_ids"])
@@ -374,7 +381,7 @@ class LlmFinetuning(RecipeModule):
         }
 
     def _answers(self, batch: Mapping[str, Any], hidden: Tensor) -> Tensor:
-        """[B, K]: the log-probability of each answer."""
+        """Returns the log-probability of each answer, [B, K]."""
         return answer_log_probabilities(
             hidden,
             batch["labels"],
@@ -388,8 +395,8 @@ class LlmFinetuning(RecipeModule):
     def flops_per_batch(self) -> int:
         """Floating-point operations of the last batch, forward and backward, for the MFU.
 
-        As far as matrices are multiplied, of all places of a row, and without what checkpointing
-        computes again. Frozen weights have no gradients of their own.
+        Only matrix products are counted, for all places of a row including padding, and without
+        what checkpointing computes again.
         """
         config = self.model.config.get_text_config()
         num_rows, length = self._shape
@@ -398,13 +405,15 @@ class LlmFinetuning(RecipeModule):
         width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         attention = 4 * num_tokens * length * width * config.num_hidden_layers
         trained, frozen = self._num_multiplied
+        # A product takes 2 operations in forward, 2 for the gradient of its input, and 2 for that
+        # of its weight, which a frozen one does not have.
         found = num_tokens * (6 * trained + 4 * frozen) + 3 * attention
-        if self._data().hparams["objective"] == "dpo":  # and the base's forward
+        if self._data().hparams["objective"] == "dpo":  # the base computes forward, too
             found += 2 * num_tokens * frozen + attention
         return int(found)
 
     def _count_multiplied(self) -> tuple[float, float]:
-        """Returns how many numbers of matrices a token meets, trained ones and frozen ones."""
+        """Returns how many elements of matrices a token is multiplied by: trained, and frozen."""
         config = self.model.config.get_text_config()
         embeddings = self.model.get_input_embeddings().weight
         is_tied = embeddings is self.model.get_output_embeddings().weight
@@ -414,8 +423,9 @@ class LlmFinetuning(RecipeModule):
             stored = getattr(weight, "quant_state", None) or weight
             shape = getattr(weight, "ds_shape", stored.shape)
             share, num_met = 1.0, getattr(config, "num_experts_per_tok", None)
-            if len(shape) == 3 and num_met:  # experts, of which a token meets some
+            if len(shape) == 3 and num_met:  # stacked experts, some of which compute a token
                 share = num_met / shape[0]
+            # Embeddings are looked up, not multiplied, unless they are the output layer, too.
             if len(shape) > 1 and (is_tied or weight is not embeddings):
                 found[weight.requires_grad] += share * math.prod(shape)
         return found[True], found[False]
@@ -436,21 +446,23 @@ class LlmFinetuning(RecipeModule):
         self.validation_step(batch, batch_idx)
 
     def on_predict_start(self) -> None:
-        """Makes ready to write: what adapters compute is added to the weights beside them."""
+        """Merges adapters into the weights beside them, and prepares the writing of answers."""
         if isinstance(self.trainer.strategy, ModelParallelStrategy | DeepSpeedStrategy):
             raise UserError(
-                f"trainer.strategy is {type(self.trainer.strategy).__name__}, which cuts weights "
-                "up, but an answer is written by a card that has them all. Leave it out."
+                f"trainer.strategy is {type(self.trainer.strategy).__name__}, which divides "
+                "weights among cards, but only a card that has them all can write an answer. Leave "
+                "trainer.strategy out."
             )
         data = self._data()
-        if self.hparams["method"] == "lora":  # in four bits merged weights would be rounded again
+        # With qlora adapters stay apart: merged weights would be rounded to four bits again.
+        if self.hparams["method"] == "lora":
             merge(self.model)
         buckets = data.hparams["prompt_buckets"]
         self._writer = Writer(self.model, self.writing, data.get_tokenizer(), buckets)
         self._writer.check(data.read_prompts(), can_cut=False)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
-        """Returns the numbers of the prompts; the answers are written at the end."""
+        """Returns the numbers of the batch's prompts; answers are written at the epoch's end."""
         assert self._writer is not None
         self._writer.write(batch)
         numbers: list[int] = batch["numbers"]
@@ -478,7 +490,7 @@ class LlmFinetuning(RecipeModule):
         self._print(path)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves out frozen weights, and notes which they were."""
+        """Leaves out frozen weights, and adds their fingerprint."""
         super().on_save_checkpoint(checkpoint)
         if not self._has_adapters:
             return
@@ -487,19 +499,19 @@ class LlmFinetuning(RecipeModule):
             checkpoint["state_dict"] = adapter_state(checkpoint["state_dict"])
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses the weights of another model, or those beside another base.
+        """Refuses the weights of another model, and adapters of another base.
 
         Raises:
-            UserError: naming what differs.
+            UserError: The checkpoint does not belong to the configured model.
         """
         if not self._has_adapters:
             super().on_load_checkpoint(checkpoint)
             return
         check_base(checkpoint, self._base, self.hparams["name"])
         if not (theirs := checkpoint.get("state_dict")):
-            return  # a strategy has loaded them in parts, and compared them then
+            return  # the strategy loads sharded weights by itself, and compares them
         ours = adapter_state(self.state_dict(keep_vars=True))
-        # ZeRO-3 leaves an empty weight where it has cut one up, and notes its shape.
+        # A weight that ZeRO-3 has partitioned is empty here, and has its shape in `ds_shape`.
         shapes = {name: getattr(each, "ds_shape", each.shape) for name, each in ours.items()}
         if shapes != {name: each.shape for name, each in adapter_state(theirs).items()}:
             raise UserError(
@@ -510,7 +522,7 @@ class LlmFinetuning(RecipeModule):
             )
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns the loss of the model's answers, and of what it must beat."""
+        """Returns the model's loss beside that of the baseline that it must beat."""
         metrics, data = self.trainer.callback_metrics, self._data()
         if f"{stage}/loss" not in metrics:
             return []
@@ -532,7 +544,7 @@ class LlmFinetuning(RecipeModule):
         return [section(f"Loss of a token that is learnt, in nats ({what})", rows)]
 
     def references(self, name: str) -> dict[str, float]:
-        """Returns the loss, or the perplexity, of who knows only how often tokens are learnt."""
+        """Returns the loss, or the perplexity, of the baseline that the model must beat."""
         if self._data().hparams["objective"] == "dpo":
             return {"no preference": _INDIFFERENT} if name == "loss" else {}
         loss = self._data().unigram_loss("validation")
@@ -541,7 +553,7 @@ class LlmFinetuning(RecipeModule):
         return {"unigram": math.exp(loss)} if name == self.validation_score else {}
 
     def log_evaluation(self, stage: str) -> None:
-        """Logs means over the tokens of all processes, which are read at once."""
+        """Logs means over the tokens of all processes, which the host reads in one wait."""
         assert self._totals is not None
         loss, num_learnt, *num_right = self.sum_over_ranks(self._totals)
         self._totals = None
@@ -553,7 +565,7 @@ class LlmFinetuning(RecipeModule):
         self.log_on_host({f"{stage}/loss": mean, **found}, True)
 
     def _print(self, path: Path) -> None:
-        """Some of the answers, how many are exact, and how fast they were written."""
+        """Prints some of the answers, how many are exact, and how fast they were written."""
         assert self._writer is not None
         if not self.trainer.is_global_zero:
             return
@@ -571,7 +583,7 @@ class LlmFinetuning(RecipeModule):
         return self.data_of(LlmData, "tokenizer and rows")
 
     def _head(self, hidden: Tensor) -> Tensor:
-        """[N, V] logits of [N, D]."""
+        """Returns logits [N, V] of hidden states [N, D], as the model's own `forward` would."""
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         config = self.model.config.get_text_config()
         scale = getattr(config, "logits_scaling", None)  # Granite's
@@ -581,7 +593,7 @@ class LlmFinetuning(RecipeModule):
         return torch.tanh(logits / limit) * limit if limit else logits
 
     def packed_logits(self, tokens: Tensor, sequence_ids: Tensor, positions: Tensor) -> Tensor:
-        """Returns logits [B, T, V] of rows as `hidden` takes them."""
+        """Returns logits [B, T, V] of whole rows; the arguments are those of `hidden`."""
         with self.trainer.precision_plugin.forward_context():
             hidden = self.hidden(tokens, sequence_ids, positions)
             logits = self._head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
@@ -590,7 +602,7 @@ class LlmFinetuning(RecipeModule):
             return DTensor.from_local(logits, self._sequence, [Shard(1)]).full_tensor()
 
     def _prepare_rows(self) -> None:
-        """Sets how documents are kept apart, and refuses rows that the model or a card cannot."""
+        """Sets how documents are kept apart, and refuses rows that model or card cannot hold."""
         data, is_predicting = self._data(), self.trainer.state.fn == "predict"
         self.model.set_attn_implementation(self._attention)
         self._is_causal = False
@@ -609,7 +621,7 @@ class LlmFinetuning(RecipeModule):
             check_mask(rows, length, num_bytes, card_memory_bytes())
 
     def _compute_dtype(self) -> torch.dtype:
-        """Of attention, whose mask has to have it."""
+        """Returns the dtype in which attention is computed, which its mask must have, too."""
         kind = self.device.type
         is_autocast = torch.is_autocast_enabled(kind)
         return torch.get_autocast_dtype(kind) if is_autocast else self.model.dtype
@@ -628,25 +640,27 @@ class LlmFinetuning(RecipeModule):
         if settings["method"] == "qlora":
             is_double = settings["double_quantization"]
             options |= four_bit_options(self._four_bit_dtype(), double_quantization=is_double)
-        # Lightning makes the card torch's device here; but of ZeRO-3 weights come from files.
+        # Lightning calls this with the card as torch's device. Weights are read on the host first,
+        # except under ZeRO-3, which puts the parts of each weight on the card as it is read.
         with nullcontext() if self._is_in_shards() else torch.device("cpu"):
             model: PreTrainedModel = load_pretrained(
                 AutoModelForCausalLM, "model.name", settings["name"], **options
             )
         keep_gradients(model)
-        return model.train()  # Lightning leaves it in the mode of `from_pretrained`: no dropout
+        return model.train()  # `from_pretrained` returns it in evaluation mode, without dropout
 
     def _four_bit_dtype(self) -> torch.dtype:
-        """What weights in four bits are made into, to multiply with them."""
+        """Returns the dtype that weights in four bits are converted to when they are multiplied."""
         precision = "" if self._trainer is None else str(self._trainer.precision)
         return torch.bfloat16 if precision.startswith("bf16") else _DTYPES[self.hparams["dtype"]]
 
     def _prepared(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Puts adapters beside the weights, where they are asked for."""
+        """Adds adapters and activation checkpointing to the model, if settings ask for them."""
         settings = self.hparams
         if self._has_adapters:
-            if not next(model.parameters()).is_meta:  # else the first rank tells
-                self._base = base_fingerprint(model)  # before a strategy cuts weights up
+            # A rank whose model is on meta gets the fingerprint from the first one.
+            if not next(model.parameters()).is_meta:
+                self._base = base_fingerprint(model)
             with torch.device("cpu"), torch.random.fork_rng([]), whole_weights():
                 torch.manual_seed(self._adapter_seed)
                 self._add_lora(model)
@@ -671,7 +685,7 @@ class LlmFinetuning(RecipeModule):
         return isinstance(strategy, DeepSpeedStrategy) and strategy.zero_stage_3
 
     def _check(self, name: str) -> None:
-        """Refuses a model that does not fit the settings, before any weight is read."""
+        """Refuses a model that does not suit the settings, before any weight is read."""
         settings = self.hparams
         tokenizer = published_tokenizer(name, settings["tokenizer"])
         config = load_pretrained(AutoConfig, "model.name", name)
@@ -697,7 +711,8 @@ class LlmFinetuning(RecipeModule):
         if width % num_heads or (width // num_heads) % 2:
             raise UserError(
                 f"model.hidden_size={width} gives model.num_heads={num_heads} heads of "
-                f"{width / num_heads:g} each, and rotary positions need a whole, even number."
+                f"{width / num_heads:g} each, and rotary positions need an even size. Set a "
+                "hidden_size that is a multiple of twice num_heads."
             )
         config = LlamaConfig(
             vocab_size=settings["vocab_size"],
@@ -716,7 +731,7 @@ class LlmFinetuning(RecipeModule):
 
 
 def _exact(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Returns how many answers are right, of each task."""
+    """Returns the share of answers that are exactly the expected ones, for each task."""
     known = [row for row in rows if "is_exact" in row]
     total = Counter(row["task"] for row in known)
     right = Counter(row["task"] for row in known if row["is_exact"])
@@ -727,17 +742,18 @@ def _exact(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _check_positions(model: PreTrainedModel, data: LlmData) -> None:
-    """Refuses rows that are longer than the model has positions, or than its window."""
+    """Refuses rows that are longer than the model's positions or attention window allow."""
     config = model.config.get_text_config()
     length, packed = data.hparams["max_length"], data.row_length
     limit = getattr(config, "max_position_embeddings", None)
     if limit is not None and length > limit:
         raise UserError(
-            f"data.max_length={length} is more than the {limit} positions of the model. Set fewer."
+            f"data.max_length={length} is more than the {limit} positions of the model. Set "
+            f"data.max_length={limit} or less."
         )
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True) and packed > window:
         raise UserError(
-            f"The model's attention sees {window} tokens back, and a packed row of {packed} tokens "
-            f"would see more. Set data.pack_length={window} or less."
+            f"The model's attention sees {window} tokens back, and would see further in a packed "
+            f"row of {packed} tokens. Set data.pack_length={window} or less."
         )

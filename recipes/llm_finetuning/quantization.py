@@ -1,4 +1,4 @@
-"""QLoRA: frozen weights in four bits, NF4, by transformers and bitsandbytes."""
+"""Keeps frozen weights in four bits (NF4, for QLoRA), by transformers and bitsandbytes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _INSTALL = "pip install 'lightning-gaudi[recipes,llm]'"
 
 
 def four_bit_options(dtype: torch.dtype, *, double_quantization: bool) -> dict[str, Any]:
-    """Returns what `from_pretrained` is told, to have linear layers in NF4.
+    """Returns the arguments of `from_pretrained` that quantize linear layers to NF4.
 
-    They are quantized on the host, whatever they are trained on: each rank, each device and each
-    resumed run has the same bits, and an adapter fits all of them.
+    Weights are quantized on the host, even if they are trained on a card. So they have the same
+    bits on each rank, on each kind of device and in each resumed run, and an adapter suits them.
 
     Args:
-        dtype: what they are made into, to multiply with them.
+        dtype: the dtype that weights are converted to when they are multiplied.
         double_quantization: whether the scales are quantized, too.
 
     Raises:
-        UserError: without bitsandbytes or accelerate.
+        UserError: bitsandbytes or accelerate is not installed.
     """
     for package in ("bitsandbytes", "accelerate"):
         try:
@@ -55,10 +55,10 @@ def four_bit_options(dtype: torch.dtype, *, double_quantization: bool) -> dict[s
 def keep_gradients(model: nn.Module) -> None:
     """Keeps bitsandbytes 0.50 from repacking weights when they are evaluated on a CPU.
 
-    What is computed with weights that it has repacked has no gradients, and nothing says so.
+    No gradient flows through a layer whose weights it has repacked, and no error says so.
 
     Args:
-        model: of transformers, with layers in four bits.
+        model: a model of transformers, which may have layers in four bits.
     """
     for layer in model.modules():
         if hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -66,15 +66,15 @@ def keep_gradients(model: nn.Module) -> None:
 
 
 def check_quantization(config: Any, name: str, method: str) -> None:
-    """Refuses a model whose files have weights that are quantized otherwise than asked for.
+    """Refuses a model whose files hold quantized weights that the method cannot train with.
 
     Args:
-        config: of transformers.
-        name: of the model.
+        config: the model's configuration, of transformers.
+        name: the model's name.
         method: full, lora or qlora.
 
     Raises:
-        UserError: naming what they are in.
+        UserError: The weights are not in NF4, or they are and the method is not qlora.
     """
     found = getattr(config, "quantization_config", None)
     if found is None:
@@ -83,14 +83,14 @@ def check_quantization(config: Any, name: str, method: str) -> None:
     kind = _kind_of(stated)
     if kind != "NF4":
         raise UserError(
-            f"model.name={name} has weights in {printable(kind)}, and a Gaudi has a kernel of "
-            "bitsandbytes for NF4 alone. Name the model as it was before it was quantized; "
-            "model.method=qlora quantizes it."
+            f"model.name={name} has weights in {printable(kind)}, and on a Gaudi bitsandbytes has "
+            "a kernel for NF4 alone. Name the model that was not quantized; model.method=qlora "
+            "quantizes it."
         )
     if method != "qlora":
         raise UserError(
-            f"model.name={name} has weights in NF4, which model.method={method} does not train "
-            "beside. Set model.method=qlora."
+            f"model.name={name} has weights in NF4, and model.method={method} does not train with "
+            "such weights. Set model.method=qlora."
         )
 
 
@@ -104,28 +104,28 @@ def _kind_of(stated: dict[str, Any]) -> str:
 
 
 def refuse_shards(strategy: Strategy) -> None:
-    """Refuses a strategy that cuts up weights, or states, of a model in four bits.
+    """Refuses a strategy that divides weights or states among cards, for a model in four bits.
 
     Raises:
-        UserError: it does.
+        UserError: The strategy does so.
     """
     if isinstance(strategy, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy):
         raise UserError(
             f"trainer.strategy is {type(strategy).__name__}, and model.method=qlora keeps all "
             "quantized weights on each card. Leave trainer.strategy out, or set it to hpu_ddp; to "
-            "cut weights up, set model.method=lora."
+            "divide weights among cards, set model.method=lora."
         )
 
 
 def refuse_fp8(precision: Precision) -> None:
-    """Refuses to multiply weights in four bits in fp8, which nobody does.
+    """Refuses fp8 for a model in four bits, whose layers are none that could multiply in fp8.
 
     Raises:
-        UserError: the precision is fp8.
+        UserError: The precision is fp8.
     """
     if getattr(precision, "computes_in_fp8", False):
         raise UserError(
             "model.method=qlora keeps the weights of linear layers in four bits, and "
-            "trainer.precision=fp8 multiplies others. Set trainer.precision=bf16-mixed, or "
-            "model.method=lora, whose frozen weights compute in fp8."
+            "trainer.precision=fp8 cannot multiply those. Set trainer.precision=bf16-mixed, or "
+            "model.method=lora, whose frozen weights are multiplied in fp8."
         )

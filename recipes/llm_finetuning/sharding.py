@@ -1,11 +1,11 @@
-"""A language model in parts: within a block (TP), blocks in shards (FSDP2), or both.
+"""Divides a language model among cards: by tensor parallelism (TP), by FSDP2, or by both.
 
 `ModelParallelStrategy` makes the mesh and calls the LightningModule's `configure_model`, which
 calls `shard` here. Under tensor parallelism each card has some heads of every attention and a part
-of every feed-forward layer, as transformers' own plan of the model says; between layers each has
+of every feed-forward layer, as transformers plans it for the model; between layers each card has
 all tokens of a row, or some of them (sequence parallelism). Under FSDP2 each card keeps a part of
-every weight, and gathers a block when it is computed. Where cards share the tokens of rows alone
-(Ulysses), each has all layers, in shards over all cards.
+every weight, and gathers the weights of a block when it computes it. Under Ulysses cards share
+only the tokens of rows: each computes all layers, whose weights are sharded over all cards.
 
 Shapes: B rows, T tokens of a row, D hidden, H heads, V vocabulary.
 """
@@ -38,7 +38,7 @@ from recipes.common.errors import UserError
 
 TENSOR, ULYSSES = "tensor", "ulysses"
 _TOKENS, _HEADS = 1, 2
-"""Dims of [B, T, D] and of [B, T, H, D of a head]."""
+"""The dim of tokens in [B, T, D], and of heads in [B, T, H, size of a head]."""
 _INSTEAD = (
     "Set tensor_parallel_size=1 and data_parallel_size to the number of cards (FSDP2), or use "
     "trainer.strategy=deepspeed_stage_3."
@@ -48,20 +48,21 @@ _INSTEAD = (
 def shard(
     module: LightningModule, model: PreTrainedModel, mesh: DeviceMesh, sequence: str | None
 ) -> DeviceMesh | None:
-    """Cuts the model up, in place.
+    """Divides the model among the cards of the mesh, in place.
 
     Args:
-        module: holds the model, and everything else that is trained.
-        model: on any device, with its adapters if it has any.
-        mesh: with the axes data_parallel and tensor_parallel.
-        sequence: tensor or ulysses, what the cards of tensor_parallel do with a row's tokens; None
-            if each has all.
+        module: the LightningModule, which holds the model and everything else that is trained.
+        model: the model, on any device, with its adapters if it has any.
+        mesh: a mesh with the axes data_parallel and tensor_parallel.
+        sequence: tensor or ulysses: how the cards of tensor_parallel share a row's tokens; None if
+            each card has all tokens.
 
     Returns:
-        Those cards, if they share the tokens of rows and nothing else.
+        The mesh of the cards that share the tokens of rows, under Ulysses; otherwise None.
 
     Raises:
-        UserError: there is no plan for the model, or its heads do not divide among the cards.
+        UserError: transformers has no plan for the model, or its heads cannot be divided by the
+            number of cards.
     """
     shares, over = mesh["tensor_parallel"], mesh["data_parallel"]
     if shares.size() > 1 and sequence == ULYSSES:
@@ -70,10 +71,12 @@ def shard(
         is_trained = {name: each.requires_grad for name, each in model.named_parameters()}
         _split(model, shares, cuts_tokens=sequence == TENSOR)
         for name, each in model.named_parameters():
-            each.requires_grad_(is_trained[name])  # SequenceParallel trains all that it is given
+            # SequenceParallel replaces parameters by new ones, all of which require gradients.
+            each.requires_grad_(is_trained[name])
     if over.size() > 1:
         is_spread = shares.size() == 1 or sequence == ULYSSES
         decoder: Any = model.get_decoder()
+        # Block by block, so that a card never holds more than one block that is not sharded.
         for block in decoder.layers:
             if is_spread:
                 _take_from_first(block, over)
@@ -86,9 +89,9 @@ def shard(
 
 
 def takes_from_first(mesh: DeviceMesh | None, sequence: str | None) -> bool:
-    """Returns whether this rank needs no weights, as `shard` gives it its part of the first one's.
+    """Returns whether this rank reads no weights, because `shard` sends it those of the first rank.
 
-    Of layers that are cut up within a block, each rank has its own.
+    Under tensor parallelism each rank reads the weights itself.
     """
     if mesh is None or (mesh["tensor_parallel"].size() > 1 and sequence != ULYSSES):
         return False
@@ -97,9 +100,9 @@ def takes_from_first(mesh: DeviceMesh | None, sequence: str | None) -> bool:
 
 @torch.no_grad()
 def _take_from_first(part: PreTrainedModel | nn.Module, mesh: DeviceMesh) -> None:
-    """Gives the layers of a part that are whole still the values of the first rank.
+    """Sends the first rank's values of all weights of a part that are not sharded yet.
 
-    There they may be on the host, elsewhere on meta: one block at a time is whole on a card.
+    On the first rank the weights may be on the host; on the other ranks they are on meta.
     """
     device = torch.device(mesh.device_type)
     for layer in part.modules():
@@ -130,19 +133,20 @@ def _split(model: PreTrainedModel, mesh: DeviceMesh, *, cuts_tokens: bool) -> No
     if cuts_tokens:
         styles |= _between_layers(decoder)
     parallelize_module(decoder, mesh, styles)
-    if cuts_tokens:  # what makes logits takes all
+    if cuts_tokens:  # the output layer takes all tokens, so the last norm's output is gathered
         whole = PrepareModuleOutput(output_layouts=between, desired_output_layouts=Replicate())
         for last in [part for name, part in decoder.named_children() if "norm" in name]:
             parallelize_module(last, mesh, whole)
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding.weight is not head.weight:  # in parts the two would no longer be one
+    if embedding.weight is not head.weight:  # sharded separately, tied weights would come apart
         by_words = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
         parallelize_module(embedding, mesh, by_words)
         parallelize_module(head, mesh, ColwiseParallel(output_layouts=Replicate()))
     elif cuts_tokens:
         raise UserError(
-            f"model.sequence_parallel=tensor cuts the embeddings of {type(model).__name__} up, and "
-            "these are its output layer, too. Leave it out, or set model.sequence_parallel=ulysses."
+            "model.sequence_parallel=tensor divides the embeddings among cards, and those of "
+            f"{type(model).__name__} are its output layer, too. Leave it out, or set "
+            "model.sequence_parallel=ulysses."
         )
 
 
@@ -150,8 +154,8 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
     plan = getattr(model.config.get_text_config(), "base_model_tp_plan", None)
     if not plan:
         raise UserError(
-            f"trainer.strategy has tensor_parallel_size > 1, and transformers has no plan for "
-            f"{type(model).__name__} in parts. {_INSTEAD}"
+            "trainer.strategy has tensor_parallel_size > 1, and transformers has no plan to divide "
+            f"{type(model).__name__} among cards. {_INSTEAD}"
         )
     return dict(plan)
 
@@ -159,10 +163,11 @@ def _plan(model: PreTrainedModel) -> dict[str, str]:
 def _styles(
     name: str, layer: nn.Module, kind: str, between: Shard | Replicate, model: PreTrainedModel
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """Yields how a layer is cut, and the adapter beside it: its result is cut as the layer's is.
+    """Yields the parallel styles of a layer and of the adapter beside it.
 
-    Of a layer whose outputs cards share, so are the adapter's; of one whose inputs they share, the
-    adapter adds up what each has of its few numbers.
+    If the outputs of the layer are divided (colwise), so are those of the adapter's second matrix.
+    If its inputs are divided (rowwise), so are those of the first matrix, whose small result is
+    summed over the cards.
     """
     has_adapter = hasattr(layer, "lora_A")
     own = f"{name}.base_layer" if has_adapter else name
@@ -176,18 +181,18 @@ def _styles(
             yield f"{name}.lora_A.{each}", RowwiseParallel(output_layouts=between)
             if isinstance(between, Shard):
                 yield f"{name}.lora_B.{each}", _on_part(_TOKENS)
-    elif kind == "replicated_with_grad_allreduce":  # a norm of heads, of which each card has some
+    elif kind == "replicated_with_grad_allreduce":  # a norm of each head, and a card has some heads
         yield name, _on_part(_HEADS)
     else:
         raise UserError(
-            f"trainer.strategy has tensor_parallel_size > 1, and transformers cuts {name} of "
+            f"trainer.strategy has tensor_parallel_size > 1, and transformers divides {name} of "
             f"{type(model).__name__} in a way ({kind}) that this recipe does not train with. "
             f"{_INSTEAD}"
         )
 
 
 def _between_layers(decoder: Any) -> dict[str, ParallelStyle]:
-    """Returns styles of what lies between layers: norms of some tokens; attention takes all."""
+    """Returns the styles of norms, which take some tokens, and of attention, which gathers all."""
     gathered, part = Replicate(), Shard(_TOKENS)
     styles: dict[str, ParallelStyle] = {
         name: _on_part(_TOKENS) for name, _ in decoder.named_children() if "norm" in name
@@ -197,7 +202,7 @@ def _between_layers(decoder: Any) -> dict[str, ParallelStyle]:
         if "norm" in name:
             style = _on_part(_TOKENS)
         elif "attn" in name or "attention" in name:
-            style = PrepareModuleInput(  # it is given its input by name
+            style = PrepareModuleInput(  # decoder blocks pass `hidden_states` by name
                 input_kwarg_layouts={"hidden_states": part},
                 desired_input_kwarg_layouts={"hidden_states": gathered},
                 use_local_output=True,
@@ -211,7 +216,10 @@ def _between_layers(decoder: Any) -> dict[str, ParallelStyle]:
 
 
 def _on_part(dim: int) -> SequenceParallel:
-    """A layer that each card has whole and computes for some: its gradients are added up."""
+    """Returns the style of a layer that each card has whole, and computes for a part of a dim.
+
+    The gradients of its weights are summed over the cards.
+    """
     return SequenceParallel(sequence_dim=dim, use_local_output=True)
 
 
@@ -222,5 +230,5 @@ def _check_divides(model: PreTrainedModel, num_cards: int) -> None:
         if size and size % num_cards:
             raise UserError(
                 f"trainer.strategy has tensor_parallel_size={num_cards}, which does not divide the "
-                f"model's {name}={size}. Give each card equally many."
+                f"model's {name}={size}. Set a size that does."
             )

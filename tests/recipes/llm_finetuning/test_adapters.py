@@ -155,7 +155,7 @@ def test_what_is_exported_answers_as_the_model(
 def test_an_export_has_to_be_told_what_it_is(
     run: tuple[list[float], Path, Any], base: str, rows: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"holds an adapter\. Say what .*--adapter.*--merged"):
+    with pytest.raises(UserError, match=r"holds an adapter\. Choose what .*--adapter.*--merged"):
         export(run[1], tmp_path / "none", None)
     cli = cli_of(tmp_path, base, rows, "--model.method=full", "--trainer.max_steps=1")
     saver = ModelCheckpoint(tmp_path / "saved", filename="full", every_n_train_steps=1)
@@ -182,7 +182,7 @@ def test_targets_that_no_layer_has_are_refused(base: str, targets: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "lora"}, r"model\.method=lora trains beside .* model\.name is not set"),
+        ({"method": "lora"}, r"model\.method=lora trains adapters .* model\.name is not set"),
         ({"hidden_size": 30}, r"heads of 7\.5 each"),
         ({"max_new_tokens": 0}, r"model\.max_new_tokens=0"),
     ],

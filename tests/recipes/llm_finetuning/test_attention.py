@@ -57,7 +57,7 @@ def test_a_fit_goes_without_a_mask_and_a_prediction_with_one(
 
 
 def test_a_row_that_no_cards_share_is_refused(base: str, rows: Path, tmp_path: Path) -> None:
-    message = r"sequence_parallel=ulysses is what cards that share a row do"
+    message = r"sequence_parallel=ulysses is for cards that share rows"
     with pytest.raises(UserError, match=message):
         _fit(cli_of(tmp_path, base, rows, "--model.sequence_parallel=ulysses"))
 
@@ -83,7 +83,7 @@ def mesh() -> Any:
 @pytest.mark.parametrize(
     ("family", "sequence", "message"),
     [
-        ("mixtral", None, r"transformers cuts .* of MixtralForCausalLM in a way .*FSDP2"),
+        ("mixtral", None, r"transformers divides .* of MixtralForCausalLM in a way .*FSDP2"),
         ("llama", None, r"tensor_parallel_size=4, which does not divide .*num_key_value_heads=2"),
     ],
 )

@@ -83,7 +83,7 @@ def test_preferences_of_known_layouts_are_read(name: str, tmp_path: Path) -> Non
         ({"prompt": "Why?", "chosen": GOOD, "rejected": " "}, r"'rejected' is empty"),
         (
             {"chosen": GOOD, "rejected": BAD},
-            r"line 1: 'chosen' is a text, and no column 'prompt' has",
+            r"line 1: 'chosen' is a text, and there is no column 'prompt'",
         ),
         (
             {

@@ -155,14 +155,14 @@ QUANTIZED = {
 @pytest.mark.parametrize(
     ("kind", "method", "message"),
     [
-        ("int8", "qlora", r"has weights in int8, and a Gaudi has a kernel .* for NF4 alone"),
-        ("FP4", "qlora", r"has weights in FP4, and a Gaudi"),
-        ("FP4", "lora", r"has weights in FP4, and a Gaudi"),
-        ("gptq", "qlora", r"has weights in gptq, and a Gaudi"),
+        ("int8", "qlora", r"has weights in int8, and on a Gaudi .* has a kernel for NF4 alone"),
+        ("FP4", "qlora", r"has weights in FP4, and on a Gaudi"),
+        ("FP4", "lora", r"has weights in FP4, and on a Gaudi"),
+        ("gptq", "qlora", r"has weights in gptq, and on a Gaudi"),
         (
             "NF4",
             "lora",
-            r"has weights in NF4, which model\.method=lora does not .*Set model\.method=qlora",
+            r"has weights in NF4, and model\.method=lora does not .*Set model\.method=qlora",
         ),
     ],
 )
@@ -198,5 +198,5 @@ def test_fp8_beside_weights_in_four_bits_is_refused() -> None:
 
 
 def test_a_model_has_to_be_named() -> None:
-    with pytest.raises(UserError, match=r"model\.method=qlora trains beside .* is not set"):
+    with pytest.raises(UserError, match=r"model\.method=qlora trains adapters .* is not set"):
         LlmFinetuning(method="qlora")
