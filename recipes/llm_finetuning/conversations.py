@@ -187,33 +187,39 @@ def _of_answer(row: Row, name: str, prompt_format: PromptFormat) -> Conversation
         before = prompt if isinstance(prompt, list) else []
         if isinstance(prompt, str) and prompt and len(value) == 1:
             before = [{"role": "user", "content": prompt}]
-        return _conversation(row, [*before, *value])
+        return _with_system(row, *_messages(row, [*before, *value]))
     if isinstance(prompt, list):
-        return _conversation(row, [*prompt, {"role": "assistant", "content": value}])
+        answer = {"role": "assistant", "content": value}
+        return _with_system(row, *_messages(row, [*prompt, answer]))
     if "prompt" not in row.columns:
         raise UserError(
             f"{row.place}: {row.columns[name]!r} is a text, and there is no column 'prompt' that "
             "it answers. Add one, or name yours: data.columns.prompt=COLUMN."
         )
-    messages = [Message("user", formatted(row.needed_text("prompt"), "", prompt_format))]
-    if system := row.text("system"):
-        messages.insert(0, Message("system", system))
-    return Conversation((*messages, Message("assistant", row.needed_text(name))), row)
+    question = formatted(row.needed_text("prompt"), "", prompt_format)
+    return _with_system(row, Message("user", question), Message("assistant", row.needed_text(name)))
 
 
 def _of_pair(row: Row, prompt_format: PromptFormat) -> Conversation:
     prompt, completion = row.needed_text("prompt"), row.needed_text("completion")
-    messages = [Message("user", formatted(prompt, row.text("input"), prompt_format))]
-    if system := row.text("system"):
-        messages.insert(0, Message("system", system))
-    return Conversation((*messages, Message("assistant", completion)), row)
+    question = formatted(prompt, row.text("input"), prompt_format)
+    return _with_system(row, Message("user", question), Message("assistant", completion))
+
+
+def _with_system(row: Row, *messages: Message) -> Conversation:
+    """Puts the text of the column `system` before messages that have none of their own."""
+    system = row.text("system")
+    is_missing = system and messages[0].role != "system"
+    before = [Message("system", system)] if is_missing else []
+    return Conversation((*before, *messages), row)
 
 
 def _of_messages(row: Row) -> Conversation:
-    return _conversation(row, _list(row))
+    return Conversation(tuple(_messages(row, _list(row))), row)
 
 
-def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
+def _messages(row: Row, messages: Sequence[Any]) -> list[Message]:
+    """Returns the messages of a row up to its last answer, of which there must be one."""
     found = [_message(row, number, each) for number, each in enumerate(messages, 1)]
     # Nothing is learnt from what follows the last answer.
     while found and found[-1].role != "assistant":
@@ -228,7 +234,7 @@ def _conversation(row: Row, messages: Sequence[Any]) -> Conversation:
             f"{row.place}: the conversation has answers, but no message with the role 'user'. "
             "Complete the row or remove it."
         )
-    return Conversation(tuple(found), row)
+    return found
 
 
 def _list(row: Row) -> list[Any]:

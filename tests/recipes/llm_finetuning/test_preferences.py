@@ -76,6 +76,23 @@ def test_preferences_of_known_layouts_are_read(name: str, tmp_path: Path) -> Non
     assert (chosen.answer, rejected.answer) == (GOOD, BAD)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_system_message_in_a_column_of_its_own_is_read(name: str, tmp_path: Path) -> None:
+    [(chosen, rejected)] = _read(_write(tmp_path, {**LAYOUTS[name], "system": "Be brief."}))
+    assert chosen.question == rejected.question == (("system", "Be brief."), ("user", "Why?"))
+
+
+def test_a_conversation_keeps_its_own_system_message(tmp_path: Path) -> None:
+    said = {"role": "system", "content": "Be kind."}
+    row = {
+        "chosen": [said, ASKED, _answer(GOOD)],
+        "rejected": [said, ASKED, _answer(BAD)],
+        "system": "Be brief.",
+    }
+    [(chosen, _)] = _read(_write(tmp_path, row))
+    assert chosen.question == (("system", "Be kind."), ("user", "Why?"))
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
