@@ -1,4 +1,4 @@
-"""Has the LightningModule: a text-to-image model that learns to paint digits, or a published one.
+"""Has the LightningModule, which trains a model that paints digits, or runs a published model.
 
 Shapes: B pictures, C channels, H x W pixels, T tokens of a caption.
 """
@@ -49,38 +49,38 @@ class TextToImage(RecipeModule):
     model is for `predict`; the safety checker of Stable Diffusion 1 is not applied.
 
     Args:
-        name: of a published model (CompVis/stable-diffusion-v1-4, ...), or a folder in diffusers'
-            layout, which `export` writes, too; None starts from random weights of these sizes:
-        unet_widths: channels of the UNet's levels; each further one has half the pixels.
+        name: name of a published model (CompVis/stable-diffusion-v1-4, ...), or a folder in
+            diffusers' layout, as `export` writes one; None makes a new model of these sizes:
+        unet_widths: channels of the UNet's levels; each further level has half the pixels a side.
         unet_layers: blocks of a level.
-        text_width: of the text encoder.
-        text_layers: of the text encoder.
-        text_heads: of the text encoder.
+        text_width: width of the text encoder.
+        text_layers: number of layers of the text encoder.
+        text_heads: number of attention heads of the text encoder.
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
-        schedule: of the learning rate: linear, cosine, polynomial or constant.
+        learning_rate: the learning rate at its peak.
+        schedule: schedule of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
-        weight_decay: of all weights but biases and norms.
-        betas: of the optimizer.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
-        scheduler: of denoising: ddim, ddpm, dpm++, euler, euler_ancestral, heun, lms or pndm; None
-            for the model's own.
-        num_inference_steps: of denoising.
-        guidance: how much further than without a prompt the prompt leads; 1 computes no picture
-            without a prompt, and ignores negative prompts.
-        height: of the pictures, in pixels; None for what the model was made for.
+        weight_decay: weight decay of all weights but biases and norms.
+        betas: the optimizer's betas.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        scheduler: scheduler of denoising: ddim, ddpm, dpm++, euler, euler_ancestral, heun, lms or
+            pndm; None for the model's own.
+        num_inference_steps: number of steps of denoising.
+        guidance: scale of classifier-free guidance; 1 computes no picture without a prompt, and
+            ignores negative prompts.
+        height: height of the pictures, in pixels; None for the model's default.
         width: likewise.
         engine: how the UNet is run: auto, graph (HPU graphs; lazy mode), compile (eager mode) or
             none.
-        num_warmup_batches: that `predict` leaves out of its pace: they compile.
-        pictures: the folder that `predict` writes; None: `pictures` in the folder of the run that
-            the checkpoint is from.
+        num_warmup_batches: first batches of `predict`, which compile and are not measured.
+        pictures: the folder that `predict` writes; None writes to `pictures` in the folder of the
+            checkpoint's run.
 
     Raises:
-        UserError: for a model that cannot be had, or is of another kind.
+        UserError: The model cannot be read, or is of another kind.
     """
 
     validation_score = "val/agreement"
@@ -115,7 +115,7 @@ class TextToImage(RecipeModule):
         self.painting = PaintingSettings(
             scheduler, num_inference_steps, guidance, height, width, engine
         )
-        # Not saved: how and where to paint belongs to a run, and a checkpoint must not decide it.
+        # How and where to paint is no property of the model, so a checkpoint must not set it.
         self.save_hyperparameters(ignore=_NOT_OF_THE_MODEL)
         self._pictures, self._num_warmup_batches = pictures, num_warmup_batches
         self.loaded: Loaded | None = None
@@ -136,7 +136,7 @@ class TextToImage(RecipeModule):
             self.model, self.loaded = load(name, dtype, self._index)  # type: ignore[assignment]
 
     def setup(self, stage: str) -> None:
-        """Refuses to do with a published model what it is not for."""
+        """Refuses to train a published model."""
         name = self.hparams["name"]
         if stage == "fit" and name is not None:
             raise UserError(
@@ -145,16 +145,18 @@ class TextToImage(RecipeModule):
             )
 
     def forward(self, batch: Mapping[str, Tensor], scores: bool = False) -> Tensor:
-        """Returns the mean loss; for scores [2] float32: real pictures' losses, and their number.
+        """Returns the mean loss; for scores the summed loss of real pictures, and their number.
 
-        The loss of a picture is the mean squared error of the noise that the UNet tells from it.
+        The loss of a picture is the mean squared error of the noise that the UNet predicts. Scores
+        are float32 [2].
         """
         signal = self.signal[batch["timesteps"]][:, None, None, None]
         noise = batch["noise"]
         noisy = signal.sqrt() * batch["pictures"] + (1 - signal).sqrt() * noise
         captions = self.model.text_encoders[0](input_ids=batch["input_ids"])[0]
         told = self.model.unet(noisy, batch["timesteps"], captions, return_dict=False)[0]
-        with torch.autocast(told.device.type, enabled=False):  # a Gaudi's takes means in bfloat16
+        # Under autocast a Gaudi would compute the mean in bfloat16.
+        with torch.autocast(told.device.type, enabled=False):
             losses = F.mse_loss(told.float(), noise.float(), reduction="none").mean((1, 2, 3))
             if scores:
                 is_real = batch["is_real"].float()
@@ -185,7 +187,7 @@ class TextToImage(RecipeModule):
         self.validation_step(batch, batch_idx, dataloader_idx)
 
     def on_predict_start(self) -> None:
-        """Prepares the model to paint, and tells which parts of prompts it does not see."""
+        """Prepares the model to paint, and warns of prompts that are longer than it can read."""
         self._painter = self._make_painter()
         self._painter.check_lengths(self._data().requests)
         self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
@@ -218,7 +220,7 @@ class TextToImage(RecipeModule):
         return {} if report is None else {"seconds_per_picture": 1 / report.items_per_second}
 
     def report_sections(self, stage: str) -> list[Section]:
-        """Returns what a classifier sees on the pictures, and on real ones."""
+        """Returns what a classifier recognizes in the pictures, and in real ones."""
         metrics, data = self.trainer.callback_metrics, self._data()
         found = {
             name: float(metrics[f"{stage}/{name}"])
@@ -228,7 +230,7 @@ class TextToImage(RecipeModule):
         return judged_section(found, data, SPLITS[stage]) if found else []
 
     def references(self, name: str) -> dict[str, float]:
-        """Returns what the classifier says of real pictures."""
+        """Returns the classifier's score of real pictures, the best that can be expected."""
         if name != self.validation_score:
             return {}
         return {"real pictures": real_scores(self._data(), "validation")["agreement"]}
@@ -248,7 +250,7 @@ class TextToImage(RecipeModule):
             )
 
     def log_evaluation(self, stage: str) -> None:
-        """Logs the loss, and what the classifier sees on the pictures of all ranks."""
+        """Logs the loss, and what the classifier recognizes in the pictures of all ranks."""
         assert self._losses is not None
         loss, number = self.sum_over_ranks(self._losses)
         self._losses, self._painter = None, None
@@ -266,7 +268,7 @@ class TextToImage(RecipeModule):
         self.log_on_host({f"{stage}/{name}": value for name, value in scores.items()})
 
     def _check_memory(self, name: str, dtype: torch.dtype) -> None:
-        """Tells what a card will hold, and refuses what it cannot hold, before it is loaded."""
+        """Prints what a card will hold, and refuses a model that is too large, before loading."""
         settings, painting = self._data().hparams, self.painting
         batch_size = settings["eval_batch_size"] or settings["batch_size"]
         sides = painting.height, painting.width
@@ -280,7 +282,7 @@ class TextToImage(RecipeModule):
         return Painter(self.model, self.loaded, self.painting)  # type: ignore[arg-type]
 
     def _make(self) -> None:
-        """Makes a new model, and the noise of its training."""
+        """Makes a new model, and the noise schedule of its training."""
         settings = self.hparams
         tokenizer = scratch.make_tokenizer()
         width = settings["text_width"]
@@ -294,7 +296,7 @@ class TextToImage(RecipeModule):
         self.register_buffer("signal", signal.clone(), persistent=False)
 
     def _check_paints_digits(self) -> None:
-        """Refuses to judge pictures of anything but digits."""
+        """Refuses to judge any model but one that paints digits in their own size."""
         shape = self.model.latent_shape(self.painting.height, self.painting.width)
         if self.hparams["name"] is not None or shape != (3, SIZE, SIZE):
             raise UserError(
@@ -303,7 +305,7 @@ class TextToImage(RecipeModule):
             )
 
     def _latency(self) -> LatencyReport | None:
-        """Returns None where all batches were needed to warm up."""
+        """Returns what was measured; None if all batches were needed to warm up."""
         try:
             return None if self._stopwatch is None else self._stopwatch.report()
         except ValueError:
@@ -328,7 +330,7 @@ class TextToImage(RecipeModule):
 
 
 def _real(batch: Mapping[str, Any]) -> list[Request]:
-    """Returns the requests of a batch, without those that only fill it up, which are the last."""
+    """Returns the requests of a batch without those at its end that only fill it up."""
     return [each for each, real in zip(batch["requests"], batch["is_real"], strict=True) if real]
 
 

@@ -37,16 +37,16 @@ class PaintingSettings:
 
 
 class Painter:
-    """Paints batches of the same number of pictures.
+    """Paints batches, all of which have the same number of pictures.
 
     Args:
-        parts: weights, on their device, in evaluation mode.
-        loaded: what belongs to them.
-        settings: see there.
+        parts: the model's weights, on their device, in evaluation mode.
+        loaded: the model's tokenizers and scheduler.
+        settings: how pictures are made.
 
     Raises:
-        UserError: for a scheduler that is not there, a size that the VAE does not make, and an
-            engine that the device does not have.
+        UserError: The scheduler is unknown, the VAE cannot make pictures of the size, or the device
+            does not have the engine.
     """
 
     def __init__(self, parts: Parts, loaded: Loaded, settings: PaintingSettings) -> None:
@@ -66,7 +66,7 @@ class Painter:
 
     @property
     def description(self) -> list[tuple[str, str]]:
-        """Returns lines of a report on how it paints."""
+        """Lines of a report on how pictures are made."""
         settings, scheduler = self._settings, type(self._denoiser.scheduler).__name__
         height, width = (side * self._parts.factor for side in self.latent_shape[1:])
         return [
@@ -86,7 +86,7 @@ class Painter:
             return self._decode(latents)
 
     def check_lengths(self, requests: Sequence[Request]) -> None:
-        """Warns of prompts of which the text encoder takes only the beginning; names the rest."""
+        """Warns of prompts that are longer than the text encoder can read, and of what is lost."""
         tokenizer = self._loaded.tokenizers[0]
         limit = tokenizer.model_max_length
         texts = dict.fromkeys(
@@ -98,13 +98,17 @@ class Painter:
                 left = tokenizer.decode(tokens[limit - 1 : -1]).strip()
                 rank_zero_warn(
                     f"The prompt {_shortened(text)!r} has {len(tokens)} tokens, and the text "
-                    f"encoder takes {limit}: it does not see {left!r}."
+                    f"encoder reads {limit} at most: it ignores {left!r}. Shorten the prompt."
                 )
 
     def _encode(
         self, requests: Sequence[Request], device: torch.device
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """[2 B, T, D], the negative prompts first; for SDXL, what else its UNet wants."""
+        """Returns the prompts' embeddings, and what else SDXL's UNet is given.
+
+        The embeddings are [2 B, T, D] under guidance, with the negative prompts first; otherwise
+        [B, T, D].
+        """
         texts = [each.prompt for each in requests]
         if self._denoiser.is_guided:
             texts = [*((each.negative_prompt or "") for each in requests), *texts]
@@ -116,7 +120,7 @@ class Painter:
             encoder(**_tokens(tokenizer, encoder, texts, device), output_hidden_states=True)
             for tokenizer, encoder in pairs
         ]
-        # The last layer but one of each, and what the second makes of the whole text.
+        # SDXL takes the last layer but one of both encoders, and the pooled output of the second.
         embeddings = torch.cat([each.hidden_states[-2] for each in outputs], dim=-1)
         pooled = outputs[-1][0]
         has_none = all(each.negative_prompt is None for each in requests)
@@ -125,11 +129,12 @@ class Painter:
             and has_none
             and self._loaded.index.get("force_zeros_for_empty_prompt", True)
         ):
+            # These models were trained with zeros, not with an encoded "", for no prompt.
             kept = torch.ones(len(texts), device=device, dtype=embeddings.dtype)
             kept[: len(requests)] = 0
             embeddings, pooled = embeddings * kept[:, None, None], pooled * kept[:, None]
         height, width = (side * self._parts.factor for side in self.latent_shape[1:])
-        # The picture's own size, where it was cut from, and the size to make.
+        # The original size, the place of the crop's corner, and the target size.
         sizes = torch.tensor([[height, width, 0, 0, height, width]], dtype=embeddings.dtype)
         time_ids = sizes.to(device).expand(len(texts), -1)
         return embeddings, {"text_embeds": pooled, "time_ids": time_ids}
@@ -146,7 +151,7 @@ class Painter:
 def _tokens(
     tokenizer: Any, encoder: Any, texts: list[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Returns token ids of a fixed length; longer texts lose their end."""
+    """Returns the encoder's inputs, padded or cut to a fixed length."""
     tokens = tokenizer(
         texts,
         padding="max_length",

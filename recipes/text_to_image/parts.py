@@ -1,7 +1,7 @@
 """Loads the parts of a text-to-image model in diffusers' layout, each by its library.
 
 A folder (or a repository of the hub) has model_index.json, which names the class of each part, and
-a folder for each: tokenizer, text_encoder (two of either in SDXL), unet, vae, scheduler.
+a folder for each part: tokenizer, text_encoder (SDXL has two of both), unet, vae, scheduler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 
 from lightning_gaudi.inference import has_values
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 
 INDEX = "model_index.json"
 _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
@@ -27,7 +27,7 @@ _PIPELINES = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 class Parts(nn.Module):
     """Holds the weights of a model: text encoders, UNet and VAE.
 
-    Without a VAE the UNet computes pictures themselves.
+    If there is no VAE, the UNet computes pictures instead of latents.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Parts(nn.Module):
 
     @property
     def factor(self) -> int:
-        """The pixels along the side of a latent."""
+        """The number of pixels that a latent stands for along each side."""
         return _factor(self.vae)
 
     def latent_shape(self, height: int | None, width: int | None) -> tuple[int, int, int]:
-        """See the function of this name."""
+        """Returns the shape of a picture's latents; see the function of this name."""
         return latent_shape(self.unet, self.vae, height, width)
 
 
@@ -70,16 +70,16 @@ class Loaded:
 def latent_shape(
     unet: Any, vae: Any, height: int | None, width: int | None
 ) -> tuple[int, int, int]:
-    """(C, h, w) of a picture's latents.
+    """Returns the shape of a picture's latents: channels, height and width.
 
     Args:
         unet: diffusers' UNet2DConditionModel, on any device.
-        vae: diffusers' AutoencoderKL; None where the UNet computes pictures themselves.
-        height: in pixels; None for what the model was made for.
+        vae: diffusers' AutoencoderKL; None if the UNet computes pictures.
+        height: the height of the picture, in pixels; None for the model's default.
         width: likewise.
 
     Raises:
-        UserError: for a height or a width that is no multiple of the VAE's factor.
+        UserError: The height or the width is no multiple of the VAE's factor.
     """
     sample, factor = unet.config.sample_size, _factor(vae)
     sides = list(sample) if isinstance(sample, list | tuple) else [sample, sample]
@@ -89,8 +89,8 @@ def latent_shape(
         if value < factor or value % factor:
             lower = max(value // factor, 1) * factor
             raise UserError(
-                f"model.{name}={value} is no multiple of {factor}, the pixels of a latent "
-                f"of this model. Set {lower} or {lower + factor}."
+                f"model.{name}={value} is no multiple of {factor}, the side of a latent of this "
+                f"model in pixels. Set {lower} or {lower + factor}."
             )
         sides[place] = value // factor
     return (unet.config.in_channels, sides[0], sides[1])
@@ -101,15 +101,15 @@ def _factor(vae: Any) -> int:
 
 
 def encoder_names(index: Mapping[str, Any]) -> list[str]:
-    """Returns the text encoders of a model, by its model_index.json."""
+    """Returns the names of a model's text encoders, given its model_index.json."""
     return [each for each in ("text_encoder", "text_encoder_2") if index.get(each, [None])[0]]
 
 
 def read_index(name: str) -> dict[str, Any]:
-    """model_index.json of a folder or a repository of the hub.
+    """Returns the content of model_index.json, from a folder or a repository of the hub.
 
     Raises:
-        UserError: if there is none, or it is of another kind of model than this recipe's.
+        UserError: There is none, or it describes a kind of model that this recipe does not have.
     """
     folder = Path(name).expanduser()
     if folder.exists() and not (folder / INDEX).is_file():
@@ -121,7 +121,7 @@ def read_index(name: str) -> dict[str, Any]:
     kind = index.get("_class_name")
     if kind not in _PIPELINES:
         raise UserError(
-            f"model.name={name} is a {kind}, but this recipe has the parts of "
+            f"model.name={name} is a {kind}, but this recipe can run "
             f"{' and '.join(_PIPELINES)}. Name a Stable Diffusion 1 or 2, or an SDXL."
         )
     return index
@@ -132,15 +132,15 @@ def load(
 ) -> tuple[Parts, Loaded]:
     """Returns a published model, or one that `export` wrote, on the CPU.
 
-    The safety checker of Stable Diffusion 1 is no part of it.
+    The safety checker of Stable Diffusion 1 is not loaded.
 
     Args:
-        name: of a repository of the hub, or a folder.
-        dtype: of the weights.
-        index: its model_index.json, where it has been read.
+        name: a repository of the hub, or a folder.
+        dtype: the dtype of the weights.
+        index: its model_index.json, if it has been read before.
 
     Raises:
-        UserError: naming the part that is missing or cannot be read.
+        UserError: A part is missing or cannot be read.
     """
     index = index or read_index(name)
     names = encoder_names(index)
@@ -156,17 +156,17 @@ def load(
     if has_values():
         parts = _with_weights(name, dtype, index)
     else:
-        # A plan wants no values, and may be made where only the configurations are.
+        # A plan needs no values, and may be made on a machine that has the configurations only.
         with torch.device("cpu"), default_dtype(dtype):
             parts = without_weights(name, index)
     return parts.requires_grad_(False).eval(), Loaded(tokenizers, scheduler, index)
 
 
 def without_weights(name: str, index: Mapping[str, Any]) -> Parts:
-    """Returns the parts as their configurations say, as torch makes them on its current device.
+    """Returns new parts, made from their configurations on torch's current device.
 
     Raises:
-        UserError: naming the part whose configuration is missing.
+        UserError: The configuration of a part is missing.
     """
     encoders = [_text_encoder(name, each, index[each][1]) for each in encoder_names(index)]
     unet = _from_config(diffusers.UNet2DConditionModel, name, "unet")
@@ -190,7 +190,7 @@ def _has_vae(index: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """What is made and computed in torch's default; `precision=bf16-true` makes that bfloat16."""
+    """Sets torch's default dtype inside the context; with `precision=bf16-true` it is bfloat16."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -212,34 +212,33 @@ def _with_weights(name: str, dtype: torch.dtype, index: Mapping[str, Any]) -> Pa
 
 
 def _weights(cls: Any, name: str, part: str, **options: Any) -> Any:
-    # Lightning has the card be torch's device here, for which transformers would need accelerate.
+    # Lightning calls this with the card as torch's device, and to load weights on another device
+    # than the CPU transformers would need the package accelerate.
     with torch.device("cpu"):
         model, info = read_part(
             cls.from_pretrained, name, part, output_loading_info=True, **options
         )
     if missing := sorted(info["missing_keys"]):
         raise UserError(
-            f"model.name={name}: its {part} has no weight {missing[0]}, nor {len(missing) - 1} "
+            f"model.name={name}: its {part} lacks the weight {missing[0]} and {len(missing) - 1} "
             "others. Download it anew."
         )
     return model
 
 
 def read_part(read: Callable[..., Any], name: str, part: str, **options: Any) -> Any:
-    """Returns a part of a model, by what reads it from a folder or a repository and `subfolder`.
+    """Returns a part of a model, read by a function that takes its place and a subfolder.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: The part cannot be read.
     """
     folder = Path(name).expanduser()
     try:
         return read(str(folder) if folder.is_dir() else name, subfolder=part, **options)
-    # safetensors has an error of its own, which derives from Exception alone.
-    except Exception as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # the error of safetensors derives from Exception alone
         raise UserError(
-            f"model.name={name}: its {part} could not be read: {said} Download it anew (`hf "
-            f"download NAME --local-dir FOLDER`), or name another model."
+            f"model.name={name}: its {part} could not be read: {first_line(error)} Download it "
+            "anew (`hf download NAME --local-dir FOLDER`), or name another model."
         ) from error
 
 
@@ -247,9 +246,8 @@ def _load_index(name: str) -> dict[str, Any]:
     try:
         return dict(diffusers.DiffusionPipeline.load_config(name))
     except (OSError, ValueError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"model.name={name}: its {INDEX} could not be had: {said} Without a network, download "
-            f"the model where there is one (`hf download {name} --local-dir FOLDER`) and set "
-            "model.name=FOLDER."
+            f"model.name={name}: its {INDEX} could not be had: {first_line(error)} Without a "
+            f"network, download the model where there is one (`hf download {name} --local-dir "
+            "FOLDER`) and set model.name=FOLDER."
         ) from error

@@ -1,4 +1,4 @@
-"""What to paint: prompts, what they should not lead to, and a seed for each picture."""
+"""Makes the list of pictures to paint: a prompt, a negative prompt and a seed for each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _MAX_SEED = 2**63
 
 
 class Request(NamedTuple):
-    """One picture."""
+    """A picture that is to be painted."""
 
     index: int
     """Its number, in the order of the prompts."""
     prompt: str
     seed: int
-    """Of its noise: the picture depends on it and on the prompt, on nothing else of the batch."""
+    """The seed of its noise. The picture depends on seed and prompts, not on the batch."""
     negative_prompt: str | None = None
 
 
@@ -28,32 +28,33 @@ def make_requests(
     num_images_per_prompt: int,
     seeds: Sequence[int],
 ) -> list[Request]:
-    """Pictures in the order of the prompts; those of a prompt follow one another.
+    """Returns the pictures in the order of the prompts; those of a prompt follow one another.
 
     Args:
-        prompts: at least one.
-        negative_prompts: none, one for all, or one a prompt.
-        num_images_per_prompt: pictures of each prompt.
-        seeds: one a picture; a single one stands for itself and those that follow it.
+        prompts: one or more prompts.
+        negative_prompts: none, one for all prompts, or one for each prompt.
+        num_images_per_prompt: the number of pictures of each prompt.
+        seeds: a seed for each picture, or the seed of the first one, from which the others count
+            up.
 
     Raises:
-        UserError: for another number of any.
+        UserError: The number of any of them is wrong, or a seed is out of range.
     """
     if num_images_per_prompt < 1:
         raise UserError(f"data.num_images_per_prompt={num_images_per_prompt} must be at least 1.")
     if len(negative_prompts) not in (0, 1, len(prompts)):
         raise UserError(
-            f"data.negative_prompts has {len(negative_prompts)} prompts, and data.prompts "
-            f"{len(prompts)}. Give none, one for all, or as many."
+            f"data.negative_prompts has {len(negative_prompts)} prompts, and data.prompts has "
+            f"{len(prompts)}. Give no negative prompt, one for all, or {len(prompts)}."
         )
     count = len(prompts) * num_images_per_prompt
     if len(seeds) not in (1, count):
         raise UserError(
             f"data.seeds has {len(seeds)} seeds for {count} pictures ({len(prompts)} prompts x "
-            f"{num_images_per_prompt}). Give one, which is counted up, or as many."
+            f"{num_images_per_prompt}). Give one, from which the others count up, or {count}."
         )
     if wrong := [seed for seed in seeds if not 0 <= seed < _MAX_SEED]:
-        raise UserError(f"data.seeds has {wrong[0]}, which is not between 0 and 2**63.")
+        raise UserError(f"data.seeds has {wrong[0]}. Give seeds from 0 to 2**63 - 1.")
     negatives: list[str | None] = list(negative_prompts) or [None]
     if len(negatives) == 1:
         negatives = negatives * len(prompts)
@@ -71,6 +72,6 @@ def make_requests(
 
 
 def requests_for_digits(num_pictures: int, first_seed: int) -> list[Request]:
-    """Returns each pair of colour and digit, to be judged."""
+    """Returns so many pictures of each pair of colour and digit, to be judged."""
     captions = [pair.caption for pair in PAIRS]
     return make_requests(captions, (), num_pictures, [first_seed])

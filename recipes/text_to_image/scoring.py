@@ -1,4 +1,4 @@
-"""How well pictures agree with their captions, and real pictures beside them.
+"""Scores how well pictures agree with their captions, and compares with real pictures.
 
 Shapes: B pictures of a batch, 8x8 pixels.
 """
@@ -29,12 +29,14 @@ _LABELS = {
 def judge_pictures(
     data: TextToImageData, painted: Sequence[tuple[list[Request], Tensor]]
 ) -> dict[str, float]:
-    """Sums over the pictures of this rank, see `judge.count`; waits for the device once a batch.
+    """Returns the sums of `judge.count` over the pictures of this rank.
+
+    It waits for the device once a batch.
 
     Args:
-        data: has the classifier.
-        painted: for each batch the requests that are real, and [B, 3, 8, 8] from 0 to 1, of which
-            the first ones are theirs.
+        data: the data, which have the classifier.
+        painted: for each batch, the requests that are no padding, and its pictures [B, 3, 8, 8],
+            from 0 to 1, of which the first ones belong to these requests.
     """
     pair_of = {pair.caption: pair for pair in PAIRS}
     pairs = [pair_of[each.prompt] for requests, _ in painted for each in requests]

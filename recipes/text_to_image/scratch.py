@@ -1,4 +1,4 @@
-"""A small text-to-image model without pretraining: diffusers' UNet and transformers' CLIP."""
+"""Makes a small, untrained text-to-image model of diffusers' UNet and transformers' CLIP."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 from recipes.text_to_image.digits import PAIRS, SIZE
 
 NUM_TOKENS = 8
-"""Of a caption, its beginning and end among them: "a red seven" has five."""
+"""The length of captions, with the tokens of their beginning and end: "a red seven" has five."""
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 _WORD_END = "</w>"
 SCHEDULER: dict[str, Any] = {
     "_class_name": "DDIMScheduler",
     "num_train_timesteps": 1000,
-    # Pictures this small are lost in little noise: a linear schedule would be noise for most of it.
+    # In so small pictures little noise hides all: a linear schedule would have mostly such steps.
     "beta_schedule": "squaredcos_cap_v2",
     "prediction_type": "epsilon",
     "clip_sample": True,
@@ -31,11 +31,11 @@ SCHEDULER: dict[str, Any] = {
     "timestep_spacing": "trailing",
     "skip_prk_steps": True,
 }
-"""How noise is put on pictures in training, as diffusers' scheduler_config.json has it."""
+"""The noise schedule of training, in the format of diffusers' scheduler_config.json."""
 
 
 def make_tokenizer() -> CLIPTokenizer:
-    """CLIP's kind of tokenizer, for which each word of the captions is a token of its own."""
+    """Makes a tokenizer of CLIP's kind that has a token for each word of the captions."""
     words = sorted({word for pair in PAIRS for word in pair.caption.split()})
     model = Tokenizer(models.BPE(end_of_word_suffix=_WORD_END))
     model.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -43,8 +43,7 @@ def make_tokenizer() -> CLIPTokenizer:
         vocab_size=10_000, end_of_word_suffix=_WORD_END, show_progress=False
     )
     model.train_from_iterator(words, trainer)
-    learnt = json.loads(model.to_str())["model"]["merges"]
-    merges = [pair.split() if isinstance(pair, str) else pair for pair in learnt]
+    merges = json.loads(model.to_str())["model"]["merges"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*alphabet, *(f"{each}{_WORD_END}" for each in alphabet)]
     tokens += dict.fromkeys("".join(pair) for pair in merges)
@@ -62,10 +61,10 @@ def make_tokenizer() -> CLIPTokenizer:
 def make_text_encoder(
     tokenizer: CLIPTokenizer, width: int, num_layers: int, num_heads: int
 ) -> CLIPTextModel:
-    """Makes a small CLIP text encoder: a word counts more than its place and neighbours.
+    """Makes a small CLIP text encoder with large initial embeddings.
 
-    CLIP begins with embeddings so small that what a layer adds drowns them: the pictures of all
-    digits would look alike for thousands of steps.
+    With CLIP's own initial embeddings, which are small, the output of the layers would hide which
+    word it is, and the pictures of all digits would look alike for thousands of steps.
     """
     config = CLIPTextConfig(
         vocab_size=len(tokenizer),
@@ -89,9 +88,10 @@ def make_text_encoder(
 
 
 def make_unet(widths: Sequence[int], num_layers: int, text_width: int) -> UNet2DConditionModel:
-    """Returns a UNet of pictures [3, 8, 8] that halves them once for each further width.
+    """Returns a UNet of pictures [3, 8, 8], whose sides it halves once for each further width.
 
-    It attends to the caption at its narrowest, and has its mean in each block, beside the time.
+    It attends to the caption where pictures are smallest, and each of its blocks gets the pooled
+    caption beside the time.
     """
     return UNet2DConditionModel(
         sample_size=SIZE,

@@ -1,4 +1,4 @@
-"""Whether diffusers is there, and new enough; asked before it is imported."""
+"""Checks, before diffusers is imported, that it is installed and new enough."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import importlib.util
 from recipes.common.errors import UserError
 
 OLDEST = (0, 35)
-"""The oldest diffusers that this recipe takes."""
+"""The oldest version of diffusers that this recipe runs with."""
 _INSTALL = "pip install 'lightning-gaudi[recipes,diffusion]'"
 
 
 def check_diffusers() -> None:
-    """Refuses to go on without it.
+    """Refuses to go on without a diffusers that is new enough.
 
     Raises:
-        UserError: saying how to get it.
+        UserError: It is not installed, or too old.
     """
     if importlib.util.find_spec("diffusers") is None:
         raise UserError(f"This recipe needs diffusers, which is not installed. Run: {_INSTALL}")

@@ -1,12 +1,13 @@
-"""What a step would take if it ran as public runs did, and how far off such a guess is.
+"""Estimates what a step would take if it ran as public runs did, and how far off this may be.
 
-A peak says what a card cannot do. Public runs say what it does: their times are a sum of what a
-rehearsal counts, each times a rate of the card. The rates are fitted by `scripts/step_times`, which
-writes `fitted.py`. A range is where eight of ten figures lay when all figures of their model had
-been left out of the fit. Outside of what was fitted there is no estimate, but a reason.
+A card's peak only bounds the time of a step from below. Public runs show what is reached: their
+times are modelled as a sum over the counts of a rehearsal, each multiplied by a rate of the card.
+`scripts/step_times` fits the rates, and writes them to `fitted.py`. The range of an estimate is
+where eight of ten figures lay when all figures of their model were left out of the fit. For a
+program unlike all fitted runs there is no estimate, but a reason.
 
-Where a card was measured (`lightning-gaudi verify`), its reference steps say how much longer it
-takes than public runs would, and nothing is faster than what was measured of it.
+If a card was measured (`lightning-gaudi verify`), the time of its reference steps scales the
+estimate, and no part is faster than the speed that was measured.
 """
 
 from __future__ import annotations
@@ -26,71 +27,74 @@ if TYPE_CHECKING:
 
 TRAINING, DECODING, DECODING_8X = "training", "decoding", "decoding on several cards"
 _MARGIN = 2.0
-"""How many times less or more than in any fitted run a program may count."""
+"""By what factor a count may be below or above the range of the fitted runs."""
 _MOST_OTHERS = 0.1
-"""Of a program's operations, how many may be in another dtype than those of the fitted runs."""
+"""The largest share of operations that may be in another dtype than that of the fitted runs."""
 _FITTED_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-"""By what DDP, ZeRO and texts that several cards write send."""
+"""The collectives of the fitted runs, which use DDP or ZeRO, or decode on several cards."""
 _MOST_CROSS = 0.25
-"""Of a training's attentions, how many may have queries of another sequence than keys: a decoder
-that looks at an encoder has a third, and a classifier one, which asks for its first token alone."""
+"""The largest share of a training's attentions whose queries come from another sequence than their
+keys. In an encoder-decoder it is a third. A classifier may have one, for its first token alone."""
 _LEAST_PASSES = 4
-"""A program that trains nothing writes texts if it reads its weights more often in a batch."""
+"""A program that does not train is taken to decode texts if it reads its weights this often in a
+batch."""
 _CARDS_OF_SERVER = 8
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What public runs of a kind say of a card."""
+    """The model of a card's step times that was fitted to public runs of one kind."""
 
     rates: Mapping[str, float]
-    """Seconds for one of each of the counts of `counts_of`."""
+    """Seconds for each unit of the counts of `counts_of`."""
     low: float
-    """Of ten figures, one took a smaller share of its estimate than this, if left out."""
+    """The first decile of time by estimate, over figures that were left out of the fit."""
     high: float
-    """And one took more times its estimate."""
+    """The last decile of it."""
     least: Mapping[str, float]
-    """Of each of `extent_of`, the smallest of the figures."""
+    """The smallest value among the fitted runs, of each number of `extent_of`."""
     most: Mapping[str, float]
+    """The largest value."""
     num_figures: int
     num_models: int
     releases: tuple[str, str]
-    """Of the Gaudi software, the first and the last."""
+    """The first and the last release of the Gaudi software of the runs."""
     median_error: float
-    """Of estimates of the figures that were left out."""
+    """The median relative error of estimates, over figures that were left out of the fit."""
     share_within: float
-    """Of the figures, those whose estimate was within a quarter."""
+    """The share of these figures whose estimate was off by a quarter at most."""
 
 
 @dataclass(frozen=True)
 class AsPublicRuns:
-    """An estimate of a step, or why there is none."""
+    """An estimate of the time of a step, or the reason why there is none."""
 
     kind: str = ""
     seconds: float | None = None
     low: float | None = None
     high: float | None = None
     parts: Mapping[str, float] | None = None
-    """Seconds of each count; they sum up to the estimate."""
+    """The seconds of each count, whose sum is the estimate."""
     why_not: str = ""
     fit: Fit | None = None
     paces: Mapping[str, float] = field(default_factory=dict)
-    """By reference step, how many times as long as in public runs it took on the card that was
-    measured; the estimate has their mean."""
+    """For each reference step, its time on the measured card divided by its time in public runs.
+    The estimate is scaled by their geometric mean."""
     bounds: tuple[str, ...] = ()
-    """The parts that take as long as by the speed that was measured, which is less than in public
+    """The parts whose time follows from a measured speed, which is lower than that of public
     runs."""
 
 
 def counts_of(kind: str, counted: Counted) -> dict[str, float]:
-    """Returns what the time of a step is a sum of, by its name in `Fit.rates`."""
+    """Returns the counts that determine the time of a step, by their names in `Fit.rates`."""
     if kind == TRAINING:
         sent = sum(counted.collective_bytes.values())
-        # DDP's reductions go on while backward does; who gathers weights, waits for them.
+        # DDP's reductions overlap with backward, but a program that gathers weights waits for them,
+        # so a byte has another rate.
         is_gathered = bool(counted.collective_bytes.get("all_gather"))
         return {
             "operations": counted.flops,
-            # Products go on in the matrix engine while the vector cores move the rest.
+            # What products move is left out: the matrix engine overlaps with the vector cores.
             "memory": counted.fused_bytes - counted.product_bytes,
             "reduced": 0 if is_gathered else sent,
             "reduced and gathered": sent if is_gathered else 0,
@@ -103,7 +107,7 @@ def counts_of(kind: str, counted: Counted) -> dict[str, float]:
 
 
 def extent_of(kind: str, counted: Counted) -> dict[str, float]:
-    """Returns what must not be far outside of the fitted runs, named as a reason names it."""
+    """Returns the numbers that must be near those of the fitted runs, by their names in reasons."""
     if kind == TRAINING:
         return {
             "operations of a batch": counted.flops / max(counted.num_micro_batches, 1),
@@ -124,14 +128,14 @@ def as_public_runs(
     *,
     is_lazy: bool = True,
 ) -> AsPublicRuns:
-    """Returns what a step would take on a card.
+    """Returns the estimated time of a step on a card.
 
     Args:
-        card: Its key.
-        counted: What a rehearsal has counted.
-        num_cards: Cards of all nodes that run it together.
-        measured: What was measured of such a card.
-        is_lazy: Whether it is to run in lazy mode, in which the reference steps are looked at.
+        card: The key of the card.
+        counted: The counts of a rehearsal.
+        num_cards: The number of cards, of all nodes, that run the step together.
+        measured: What was measured of such a card, if it was.
+        is_lazy: Whether the step runs in lazy mode; the reference steps of this mode are used.
     """
     from lightning_gaudi.tools.plan import fitted
 
@@ -161,9 +165,9 @@ def _as_measured(
     *,
     is_lazy: bool,
 ) -> AsPublicRuns:
-    """Returns an estimate of public runs as it is for a card that was measured.
+    """Returns an estimate from public runs, corrected for a card that was measured.
 
-    What reductions take beside a backward is no time of its own: the plan's least time has it.
+    Reductions that overlap with backward keep their time. The plan's least time bounds them.
     """
     speeds = {
         "operations": measured.flops("bfloat16"),
@@ -184,11 +188,11 @@ def _as_measured(
 
 
 def _paces(kind: str, measured: MeasuredCard, *, is_lazy: bool) -> dict[str, float]:
-    """Returns how many times as long as in public runs the reference steps of a kind took."""
+    """Returns the time of the reference steps of a kind, divided by that in public runs."""
     from lightning_gaudi.tools.plan import fitted
 
     if kind != TRAINING and not is_lazy:
-        return {}  # texts are written without a graph there, and no public run was
+        return {}  # all public runs that decode texts replay graphs, which need lazy mode
     seconds = measured.step_seconds("lazy" if is_lazy else "eager")
     found = {}
     for name, counted in fitted.REFERENCES.items():
@@ -199,7 +203,7 @@ def _paces(kind: str, measured: MeasuredCard, *, is_lazy: bool) -> dict[str, flo
 
 
 def of_card(card: Card, counted: Counted, rehearsed: Rehearsed) -> AsPublicRuns:
-    """Returns what a step that was rehearsed would take on a card, as it was measured if it was."""
+    """Returns the estimated time of a rehearsed step on a card, corrected by its measurements."""
     return as_public_runs(
         card.key, counted, rehearsed.num_cards, card.measured, is_lazy=rehearsed.is_lazy
     )
@@ -229,7 +233,7 @@ def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | 
     """Returns why a program is outside of what was fitted; empty if it is not."""
     total = sum(flops for name, flops in counted.flops_of.items() if name != CONVOLUTION)
     if not counted.flops or not total:
-        return "an operator multiplies matrices whose operations nobody knows, or none does"
+        return "it multiplies no matrices, or by an operator whose operations cannot be counted"
     if counted.flops_of.get(CONVOLUTION, 0) > _MOST_OTHERS * total:
         return "it convolves, and no public run that was fitted does"
     if not counted.num_attentions:
@@ -243,7 +247,7 @@ def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | 
         name = max(others, key=lambda each: others[each])
         return f"it computes in {name}, and all public runs that were fitted in bfloat16"
     if num_cards > _CARDS_OF_SERVER:
-        return f"{num_cards} cards are more than a server, and no settings of such runs are public"
+        return f"{num_cards} cards are more than a server, and settings of such runs are not public"
     sent = sum(counted.collective_bytes.values())
     for name, num_bytes in counted.collective_bytes.items():
         if name not in _FITTED_COLLECTIVES and num_bytes > _MOST_OTHERS * sent:
@@ -268,22 +272,22 @@ def _why_not(kind: str, card: str, counted: Counted, num_cards: int, fit: Fit | 
 
 @dataclass(frozen=True)
 class Later:
-    """A figure of a run with later software."""
+    """A figure of a published run that was measured again with later software."""
 
     value: float
     release: str
-    """Of the Gaudi software."""
+    """The release of the Gaudi software."""
 
 
 def later(run: str, hardware: str, figure: str) -> Later | None:
-    """Returns what a published run had with later software; None where nothing is known."""
+    """Returns a figure of a published run with later software; None if none is known."""
     from lightning_gaudi.tools.plan.fitted import LATER
 
     return LATER.get((run, hardware, figure))
 
 
 def duration(seconds: float) -> str:
-    """Returns a time of any length in the units that suit it: "255 ms", "2 h 50 min"."""
+    """Returns a time as a text in suitable units, as "255 ms" or "2 h 50 min"."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     if seconds < 1:

@@ -1,8 +1,8 @@
-"""A program that computes on a card, says so, and goes wrong.
+"""Runs a program that computes on a card, prints "working", and goes wrong.
 
 python -m lightning_gaudi.tools.verify.fault_program FAULT
 
-It takes its card when its standard input ends, so that its imports go on while others are tried.
+It acquires its card when its standard input ends. So several can import at the same time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lightning_gaudi._core import vendor
 
 
 class ProgramError(RuntimeError):
-    """What a program raises."""
+    """The error that the program raises on purpose."""
 
 
 def main() -> None:
-    """Runs it to its end."""
+    """Runs the program to its end."""
     [fault] = sys.argv[1:]
     sys.stdin.read()
     vendor.package()

@@ -1,7 +1,8 @@
-"""How programs end that hold a card: each fault is done to a program of its own, with a time limit.
+"""Finds out how programs that hold a card end when something goes wrong.
 
-A program runs on its card until it is told to go wrong (`fault_program.py`). Then it is seen how it
-ends, and whether the card can be taken again.
+Each fault gets a program of its own (`fault_program.py`), which computes on a card until it raises
+or is sent a signal. How it ends is noted, with a time limit. After a program was killed, it is
+tried whether the card can be acquired again.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from lightning_gaudi._core.processes import end_group
 from lightning_gaudi.tools.verify.process import environment
 
 _START_S = 120
-"""How long a program may take until it computes: the imports, and the first graph."""
+"""How long a program may take until it computes: for its imports and its first graph."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a program, and how it ends as far as is known."""
+    """A way in which a program goes wrong, and how it is expected to end."""
 
     key: str
     title: str
     expected: str
-    """What `found` is on a card as it is known."""
+    """What a real card is expected to give as `found`."""
     source: str
+    """Where the expectation comes from."""
     num_ranks: int = 1
 
 
@@ -66,7 +68,7 @@ trainer = pl.Trainer(
 )
 trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(64, 8), batch_size=4))
 """
-"""A training with DDP, as users write one; its second rank raises in its third step."""
+"""A DDP training such as users write, whose second rank raises in its third step."""
 
 _SIGINT = "bridge 1.19 takes SIGINT, 1.24.0 does not; lightning_gaudi gives it back to Python"
 FAULTS = (
@@ -82,7 +84,7 @@ FAULTS = (
     ),
     Fault("hang", "a program hangs, and is killed", "card free", "the driver frees what it held"),
 )
-"""All that are done, in this order."""
+"""All faults, in the order in which they are tried."""
 
 
 def measure(
@@ -92,17 +94,17 @@ def measure(
     is_card_free: Callable[[], bool],
     tell: Callable[[str], None],
 ) -> Iterator[dict[str, Any]]:
-    """Yields how programs with each fault ended.
+    """Yields for each fault how its program ended.
 
     Args:
-        num_cards: Cards of this server; a fault that needs more is left out.
+        num_cards: The number of cards of this server; faults that need more are left out.
         mode: "eager" or "lazy".
         limit_s: How long a program may take to end.
-        is_card_free: Says whether a process gets a card.
-        tell: Is told which fault is next.
+        is_card_free: Returns whether a process gets a card.
+        tell: Is called with the title of the fault that is next.
     """
     with contextlib.ExitStack() as stack:
-        # All import at the same time. Each takes its card when it is its turn, and leaves it.
+        # All programs import at the same time, which saves minutes; each acquires its card in turn.
         wanted = [fault for fault in FAULTS if fault.num_ranks <= num_cards]
         programs = [(fault, stack.enter_context(_started(fault, mode))) for fault in wanted]
         for fault, processes in programs:
@@ -118,7 +120,7 @@ def measure(
 def _row(
     fault: Fault, found: str, problem: str, seconds: float, is_card_free: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Returns what is told of a fault."""
+    """Returns the row of a fault."""
     if problem:
         return {"key": fault.key, "problem": f"it has not begun: {problem}"}
     if fault.key == "hang":
@@ -129,7 +131,7 @@ def _row(
 
 @contextlib.contextmanager
 def _started(fault: Fault, mode: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Starts the program's ranks, and leaves none."""
+    """Starts the program's ranks, and ends them when the context does."""
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="lightning_gaudi_verify_") as folder:
         try:
@@ -142,7 +144,10 @@ def _started(fault: Fault, mode: str) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def _end(processes: list[subprocess.Popen[str]]) -> None:
-    """Ends programs with all that they have started; another time it finds none."""
+    """Ends processes with all that they have started, and empties the list.
+
+    It is called when a fault is done, and once more at the end of the context.
+    """
     while processes:
         process = processes.pop()
         end_group(process.pid, 0)
@@ -161,7 +166,7 @@ def _free_port() -> int:
 
 
 def _of_rank(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """Returns the variables by which torchrun tells a process who it is."""
+    """Returns the variables by which torchrun tells a process its rank."""
     found = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
     found |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     found |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
@@ -170,7 +175,7 @@ def _of_rank(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 def _start(fault: Fault, mode: str, rank: int, folder: str, port: int) -> subprocess.Popen[str]:
     env = environment(mode)
-    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)  # as programs are started
+    env.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)  # users' programs do not set it
     if fault.num_ranks > 1:
         env |= _of_rank(rank, fault.num_ranks, port)
     program = ["-m", "lightning_gaudi.tools.verify.fault_program", fault.key]
@@ -187,10 +192,14 @@ def _start(fault: Fault, mode: str, rank: int, folder: str, port: int) -> subpro
 
 
 def _wait_for_work(processes: Sequence[subprocess.Popen[str]]) -> str:
-    """Has all begin, and waits until they compute; returns why one does not, empty if all do."""
+    """Lets all processes begin, and waits until they compute.
+
+    Returns:
+        Why one of them does not; empty if all do.
+    """
     for process in processes:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen below
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed below
             process.stdin.close()
     deadline = time.monotonic() + _START_S
     for process in processes:
@@ -203,7 +212,7 @@ def _wait_for_work(processes: Sequence[subprocess.Popen[str]]) -> str:
 
 
 def _done(fault: Fault, processes: Sequence[subprocess.Popen[str]], limit_s: float) -> str:
-    """Does a fault; returns how the program ended."""
+    """Sends the signal of a fault, if it has one, and returns how the program ended."""
     process = processes[-1]
     if fault.key == "hang":
         os.kill(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Start the processes that import torch, have them run parts, and end what hangs."""
+"""Starts the processes that import torch, lets them run parts, and ends those that hang."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightning_gaudi.simulator.settings import (
 )
 
 _START_S = 300
-"""How long the import of torch, and at first of the simulated device, may take."""
+"""How long the import of torch may take, and the build of the simulated device at its first use."""
 _ENDING_S = 10
 
 
@@ -35,18 +35,18 @@ class Outcome:
     """How the processes of a part ended."""
 
     statuses: Sequence[int] = ()
-    """Their exit statuses; negative where a signal ended one."""
+    """The exit statuses; a negative one is the number of the signal that ended the process."""
     has_hung: bool = False
-    """Whether they were ended because nothing was heard of them for too long."""
+    """Whether the processes were ended because they said nothing for too long."""
     said: str = ""
-    """What one of them raised."""
+    """The traceback of the first process that raised."""
 
     @property
     def problem(self) -> str:
         """What went wrong, in a few words; empty if nothing did."""
         if self.has_hung:
             return "hung, and was ended"
-        # When one of several raises, the others are killed here: they would wait for it.
+        # When one of several processes raises, `run` kills the others. They are not to blame.
         own = -signal.SIGKILL if self.said else 0
         killed = next((status for status in self.statuses if status < 0 and status != own), 0)
         if killed:
@@ -61,11 +61,13 @@ class Outcome:
 
 @dataclass
 class Worker:
-    """A process that runs parts in one mode; it is started when it is first needed, or before.
+    """A process that forks others to run parts in one mode; see `worker.py`.
+
+    It is started at the first use, or before by `start`.
 
     Args:
         mode: "eager" or "lazy".
-        module: What is run; it has the parts.
+        module: The module that the process runs.
     """
 
     mode: str
@@ -81,13 +83,16 @@ class Worker:
     def run(
         self, part: str, options: Mapping[str, Any], *, num_ranks: int = 1, limit_s: float
     ) -> Iterator[dict[str, Any]]:
-        """Yields what the processes of a part tell; `outcome` says afterwards how they ended.
+        """Yields the rows of a part; afterwards `outcome` says how its processes ended.
 
         Args:
-            part: Its name in `parts.PARTS`.
-            options: What it is called with.
-            num_ranks: Processes.
-            limit_s: For how long nothing may be heard of them.
+            part: The part's name in `parts.PARTS`.
+            options: The part's arguments.
+            num_ranks: The number of processes.
+            limit_s: How long the processes may say nothing until they are ended.
+
+        Raises:
+            WorkerError: The process that imports torch does not start.
         """
         self.outcome = Outcome()
         self.start()
@@ -115,14 +120,16 @@ class Worker:
             elif message["is"] == "ended":
                 self.outcome.statuses = message["statuses"]
                 return
-        self.close()  # it does not even reap them: the driver keeps them in the kernel
+        # Killed processes that the driver holds in the kernel do not end, and the worker waits for
+        # them. The next part gets another worker.
+        self.close()
 
     def _end_hung(self, pids: Sequence[int]) -> None:
         self.outcome.has_hung = True
         _kill(pids)
 
     def start(self) -> None:
-        """Starts the process if it does not run; its imports go on while others do."""
+        """Starts the process if it does not run, without waiting for its imports."""
         if self._process is not None and self._process.poll() is None:
             return
         read, write = os.pipe()
@@ -153,7 +160,7 @@ class Worker:
             raise WorkerError(f"the process that imports torch does not start: {last}")
 
     def _next(self, deadline: float) -> dict[str, Any] | None:
-        """Returns the next message; None where none comes in time, or no more can come."""
+        """Returns the next message; None if none comes in time, or all processes have ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
             while b"\n" not in self._rest:
@@ -167,12 +174,12 @@ class Worker:
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             found = json.loads(line)
-        except ValueError:  # a process was killed within a line
+        except ValueError:  # a process was killed while it wrote the line
             return {"is": "nothing"}
         return found if isinstance(found, dict) and "is" in found else {"is": "nothing"}
 
     def close(self) -> None:
-        """Ends the process and all that it has forked."""
+        """Ends the process and all processes that it has forked."""
         if self._process is None:
             return
         end_group(self._process.pid, 0)
@@ -187,20 +194,20 @@ class Worker:
 
 
 class WorkerError(RuntimeError):
-    """A process that imports torch does not start; the message is the last that it said."""
+    """Says that a process that imports torch does not start, with its last message."""
 
 
 def environment(mode: str) -> dict[str, str]:
-    """Returns the environment of a process of a mode, without what a launcher has left.
+    """Returns the environment of a process of a mode, without the variables of launchers.
 
-    torch loads no backend by itself there: a process that has loaded the vendor's library is not
-    to be forked, so that each of those that are forked loads it.
+    On a real card torch is kept from loading the vendor's backend by itself. A process that has
+    loaded it must not be forked, so each forked process loads it.
     """
     env = {key: value for key, value in os.environ.items() if key not in _OF_RANKS}
     env |= {"PT_HPU_LAZY_MODE": "1" if mode == "lazy" else "0", "OMP_NUM_THREADS": "1"}
     if os.environ.get(SIMULATE):
         env |= {RULES: "warn", EXEMPT: "", "PYTHONPATH": path_with_stand_in()}
-        env[SERVER] = server_name()  # all processes are of one server, and share its cards
+        env[SERVER] = server_name()  # all processes share the cards of one simulated server
     else:
         env["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     return env

@@ -1,4 +1,4 @@
-"""Runs the parts in their order, and gathers what they tell for the file and the report."""
+"""Runs the parts in their order, and gathers their rows for the file and the report."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ PARTS = (
     *("rules", "memory", "launches", "compile", "matmuls", "operators", "copies"),
     *("collectives", "steps", "faults"),
 )
-"""What can be measured, in this order."""
+"""The parts of a verification, in their order."""
 _IN_BOTH_MODES = ("launches", "compile", "steps")
 _NUM_CARDS = (2, 4, 8)
 _MAX_RESTARTS = 12
 _PATIENCE_S = 120.0
 _SETTLED_S = 2.0
-"""What passes before a card is asked for again whose program was killed."""
+"""How long to wait after a program was killed until its card is acquired again."""
 _HANG_S = 60.0
-"""After which a program is said to hang that was to end."""
+"""After this time, a program that should end counts as hung."""
 _FREE_S = 15.0
-"""How long a card may take until it is free again."""
+"""How long a card may take to become free again."""
 _BUSY = ("acquire", "synstatus=8", "synstatus 8", "busy", "in use", "taken")
-"""What is in the messages of a driver that gives no card."""
+"""Words in the messages of a driver whose card is in use."""
 
 
 class VerifyError(RuntimeError):
-    """Nothing can be measured; the message says why, and what to do."""
+    """Says why nothing can be measured, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Options:
 
     parts: Sequence[str] = PARTS
     is_quick: bool = False
-    """Whether a few sizes are enough."""
+    """Whether to measure only a few sizes."""
     patience_s: float = _PATIENCE_S
-    """For how long nothing may be heard of a part before it is ended."""
+    """How long a part may say nothing until it is ended."""
 
 
 @dataclass
 class Verification:
-    """What was measured, as the file has it."""
+    """The content of the file: what was measured."""
 
     identity: dict[str, Any] = field(default_factory=dict)
     rules: list[dict[str, Any]] = field(default_factory=list)
@@ -63,11 +63,11 @@ class Verification:
     faults: list[dict[str, Any]] = field(default_factory=list)
     figures: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     lost: list[dict[str, str]] = field(default_factory=list)
-    """What crashed, hung or could not be read: part, what, how."""
+    """What could not be measured: the part, what of it, and how it failed."""
     seconds: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the file's values."""
+        """Returns the content as JSON values."""
         return {
             "kind": measured_card.KIND,
             "schema": measured_card.SCHEMA,
@@ -90,8 +90,9 @@ def verify(
 
     Args:
         options: What to measure.
-        tell: Is told of what goes on, a few words at a time.
-        keep: Is given what there is after each part, so that a run that is ended loses one at most.
+        tell: Is called with a few words on what is done next.
+        keep: Is called after each part with all that was measured, so that a run that is killed
+            loses one part at most.
 
     Raises:
         VerifyError: There is no card, or another program has it.
@@ -113,7 +114,7 @@ def verify(
 
 
 class _Run:
-    """One run: the processes, and what they have told so far."""
+    """One run: its processes, and the results so far."""
 
     def __init__(self, options: Options, found: Verification, tell: Callable[[str], None]) -> None:
         self.workers = {mode: Worker(mode) for mode in measured_card.MODES}
@@ -129,7 +130,7 @@ class _Run:
         """Finds out which card this is, and in which modes it can be used.
 
         Raises:
-            VerifyError: There is none, or another program has it.
+            VerifyError: There is no card, or another program has it.
         """
         if not self._is_simulated and not vendor.is_installed():
             raise VerifyError(
@@ -156,7 +157,7 @@ class _Run:
         self._found.identity = self._identity(card) | {"doctor": report.as_json()}
 
     def _presence(self, mode: str) -> tuple[dict[str, Any] | None, str]:
-        """Returns what a process that takes a card says of it, or why it gets none."""
+        """Returns what a process that acquires a card reports of it, or why it gets none."""
         worker = self.workers[mode]
         try:
             rows = list(worker.run("presence", {}, limit_s=self._options.patience_s))
@@ -189,12 +190,12 @@ class _Run:
             "is_simulated": self._is_simulated,
             "is_quick": self._options.is_quick,
             "modes": self._modes,
-            "parts": [],  # those that have been measured
+            "parts": [],  # filled as parts are measured
             "versions": {name: version for name, version in versions.items() if version},
         }
 
     def measure(self, part: str) -> None:
-        """Measures a part, whatever becomes of it."""
+        """Measures a part; if its process does not start, the part is noted as lost."""
         try:
             getattr(self, f"_measure_{part}", lambda: self._measure_figures(part))()
         except WorkerError as error:
@@ -218,7 +219,7 @@ class _Run:
                 self._probe(keys, mode, num_ranks)
 
     def _probe(self, keys: Sequence[str], mode: str, num_ranks: int) -> None:
-        """Runs probes; where one ends the process, another process goes on behind it."""
+        """Runs probes; if one ends its process, another process runs those after it."""
         from lightning_gaudi.tools.verify import expectations
 
         identity = self._found.identity
@@ -237,12 +238,15 @@ class _Run:
                 at = row.get("begun") or at
                 if "found" in row:
                     readings.setdefault(row["key"], []).append(row)
+            # A probe has a result once all ranks have one.
             whole = {key: rows for key, rows in readings.items() if len(rows) == num_ranks}
             for key, rows in whole.items():
                 self._keep(expectations.merged(key, mode, rows, before))
             left = [key for key in left if key not in whole]
             if not worker.outcome.problem:
                 continue
+            # The probe that was begun last has ended the process; without a message of it, the
+            # first one is blamed, so that the loop makes progress.
             lost = at if at in left else next(iter(left), "")
             self._lose("rules", f"{lost} ({mode})", worker.outcome.problem)
             left = [key for key in left if key != lost]
@@ -265,7 +269,7 @@ class _Run:
     def _measure_figures(self, part: str) -> None:
         modes = self._modes if part in _IN_BOTH_MODES else self._modes[:1]
         if part == "steps" and self._options.is_quick:
-            modes = modes[-1:]  # as public runs were, if it can be used
+            modes = modes[-1:]  # lazy, if it can be used, as most public runs were
         for mode in modes:
             for row in self._told(part, mode):
                 self._add(row)
@@ -301,7 +305,7 @@ class _Run:
                 self._found.faults.append(row)
 
     def _is_card_free(self) -> bool:
-        """Returns whether all cards can be taken, which a driver may need a moment for."""
+        """Returns whether all cards can be acquired; a driver may take a moment to free them."""
         time.sleep(_SETTLED_S)
         deadline = time.monotonic() + _FREE_S
         while True:
@@ -316,7 +320,7 @@ class _Run:
             time.sleep(0.5)
 
     def _told(self, part: str, mode: str, num_ranks: int = 1) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a part."""
+        """Runs a part in new processes, and yields their rows; if they fail, notes what is lost."""
         cards = f", {num_ranks} cards" if num_ranks > 1 else ""
         self._tell(f"{part} in {mode} mode{cards}")
         options = {"is_small": self._is_simulated, "is_quick": self._options.is_quick}
@@ -337,7 +341,7 @@ class _Run:
 
 
 def today() -> str:
-    """Returns the time, as the file has it."""
+    """Returns the current time in the format of the file."""
     return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
@@ -349,6 +353,6 @@ def _why_no_card(problems: Sequence[str]) -> str:
             "(`hl-smi` names it), or leave its cards out with HABANA_VISIBLE_MODULES."
         )
     return (
-        f"no card can be used here: {said}. `lightning-gaudi doctor` says what is wrong; simulated "
-        "cards are tried with: lightning-gaudi simulate --cards 2 -- lightning-gaudi verify"
+        f"no card can be used here: {said}. Run `lightning-gaudi doctor`, which finds out why, or "
+        "try simulated cards: lightning-gaudi simulate --cards 2 -- lightning-gaudi verify"
     )
