@@ -1,1 +1,1 @@
-"""What is measured: one module a benchmark, each with `measure`. Run by `python -m benchmarks`."""
+"""Has the benchmarks, each a module with a function `measure`; `python -m benchmarks` runs them."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and write results, their page and its plots."""
+"""Runs benchmarks, and writes their results, the page of them and its plots."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ was not measured. With --quick nothing is held to a limit."""
 
 
 class NotMeasuredError(Exception):
-    """A benchmark failed; the message has its last words."""
+    """Says that a benchmark failed, with the last lines of its output."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Runs the command line, and returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure what the simulated card, the plugin and the recipes cost or gain.",
@@ -125,7 +125,7 @@ def _run(benchmark: Benchmark, mode: str, is_quick: bool) -> Run:
 
 
 def _measure(benchmark: Benchmark, mode: str, is_quick: bool) -> list[Row]:
-    """Returns the rows that a process of its own writes down."""
+    """Runs a benchmark in a new process, and returns the rows that it writes to a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
         worker = [sys.executable, "-m", "benchmarks.harness.worker", benchmark.name, str(file)]

@@ -1,7 +1,7 @@
-"""How long training stands still for a checkpoint: written in the loop, and in the background.
+"""Measures how long training waits for a checkpoint that is saved in the loop or in the background.
 
-The state is that of BERT base with AdamW in fp32, on the card; a step stands for training beside
-the writer. TMPDIR says on which disk.
+The state is that of BERT base with AdamW in fp32, on the card. Small training steps beside the
+writer show how much it slows them down. TMPDIR decides on which disk the checkpoint is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HIDDEN, LAYERS, VOCABULARY = 768, 12, 30522
 
 
 def state() -> dict[str, Any]:
-    """Gives the weights of BERT base, about 110 million, and as many of each moment of AdamW's."""
+    """Returns weights of the sizes of BERT base, about 110 million, and AdamW's two moments."""
     sizes = {"embeddings": (VOCABULARY + 514, HIDDEN)}
     for layer in range(LAYERS):
         sizes |= {f"{layer}.attention.{name}": (HIDDEN, HIDDEN) for name in "qkvo"}
@@ -42,7 +42,7 @@ def state() -> dict[str, Any]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Save in turns."""
+    """Saves in both ways in turns."""
     with tempfile.TemporaryDirectory() as folder:
         return _saved(Path(folder) / "x.ckpt", state(), effort.rounds(NUM_ROUNDS))
 

@@ -1,9 +1,9 @@
-"""What the callbacks that measure add to a training step of a tiny BERT, and whether they wait.
+"""Measures what the measuring callbacks add to a training step of a tiny BERT, and their waits.
 
-In one fit, the callbacks are asked in every other log interval, so that both sides have the same
-model, loader and logger. Neighbouring intervals are compared; their ratios differ by some
-hundredths, which is too coarse for a limit of one. That is held by the CPU time within the
-callbacks themselves.
+In one fit, the callbacks are called in every other log interval, so that both sides have the same
+model, loader and logger. Neighbouring intervals are compared. Their ratios scatter by some
+hundredths, which is too much for a limit of one hundredth, so the limit is for the CPU time within
+the callbacks themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOG_EVERY, NUM_PAIRS, LIMIT = 25, 24, 1.01
 
 
 class LoggedBert(TinyBert):
-    """Logs its loss, as most do; both sides have the wait for it."""
+    """Logs its loss, as most modules do; the wait for it is on both sides."""
 
     flops_per_batch = 6 * BATCH_SIZE * NUM_TOKENS * 528_000
 
@@ -46,7 +46,7 @@ class LoggedBert(TinyBert):
 
 
 class InTurns(Callback):
-    """Asks other callbacks in every other log interval only, and times all intervals."""
+    """Calls other callbacks in every other log interval only, and times all intervals."""
 
     def __init__(self, callbacks: list[Callback]) -> None:
         self.callbacks = callbacks
@@ -99,7 +99,7 @@ class InTurns(Callback):
 
 
 def train(callbacks: list[Callback], num_pairs: int) -> InTurns:
-    """Train with some callbacks in turns with none."""
+    """Trains with callbacks in every other log interval, and returns the times."""
     torch.manual_seed(0)
     num_steps = (2 * num_pairs + 2) * LOG_EVERY + 1
     samples = torch.randint(VOCABULARY, (BATCH_SIZE * num_steps, NUM_TOKENS))
@@ -156,7 +156,10 @@ def measure(effort: Effort) -> list[Row]:
 
 
 def _added_waits(name: str, turns: InTurns) -> Row:
-    """Waits are (step of the interval, how many); the steps that have others with the callbacks."""
+    """Returns the number of steps of an interval whose waits differ with the callbacks.
+
+    A wait is noted as the step of the interval and the number of waits in it.
+    """
     added = len(turns.waits[True] ^ turns.waits[False])
     waits = ", ".join(f"{count} in step {step}" for step, count in sorted(turns.waits[True]))
     detail = f"the host waits: {waits or 'never'}"

@@ -1,10 +1,10 @@
-"""How long a checkpoint takes to load with its checksums compared, and without.
+"""Measures how long a checkpoint takes to load with and without comparing its checksums.
 
 The state is that of `async_checkpoint`, BERT base with AdamW in fp32, as one file and in shards of
-one rank. Each kind is loaded in a process of its own, as one that resumes. From disk: the files are
-dropped from the system's cache before each loading; TMPDIR says on which disk they are. Cached:
-they are in it, and what is compared with is copying memory, so that the ratio says what SHA-256
-costs on these cores, which is counted beside it.
+one rank. Each kind is loaded in a process of its own, like one that resumes. For "from disk", the
+files are dropped from the system's cache before each loading; TMPDIR decides on which disk they
+are. For "cached", they are in the cache, and loading only copies memory, so the ratio shows what
+SHA-256 costs on these cores. The speed of SHA-256 is a row of its own.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from lightning_gaudi.fabric.strategies import HPUDeepSpeedStrategy, HPUModelPara
 
 NUM_ROUNDS = 9
 LIMIT = 1.3
-"""How many times reading from disk may take with checksums."""
+"""The largest ratio of the times of loading from disk with checksums and without."""
 SMALL_BYTES = 2**20
-"""What is smaller is left in the cache."""
+"""Smaller files are left in the cache."""
 COMPARED, PLAIN = "compared", "plain"
 
 _Loads = dict[str, Callable[[], object]]
-"""What loads, with checksums and without."""
+"""The calls that load a checkpoint with checksums and without."""
 
 
 class Layer(nn.Module):
-    """The weights of a layer of BERT base, but for its norms."""
+    """Has the weights of a layer of BERT base without its norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def _file(path: Path) -> _Loads:
 
 
 def _shards(make_strategy: Callable[[str | None], Any], path: Path) -> _Loads:
-    """Save as one strategy; two that differ in nothing else load into their own weights."""
+    """Saves by one strategy; two that differ only in the checksums load into their own weights."""
     loads: _Loads = {}
     for name, reliability in ((COMPARED, None), (PLAIN, "verify_checkpoints=off")):
         fabric = Fabric(accelerator="hpu", devices=1, strategy=make_strategy(reliability))
@@ -103,7 +103,7 @@ KINDS: dict[str, Callable[[Path], _Loads]] = {
 
 
 def measure(effort: Effort) -> list[Row]:
-    """A process for each kind, one after the other."""
+    """Measures each kind in a process of its own."""
     rows = [row for kind in KINDS for row in _of_process(kind, effort.rounds(NUM_ROUNDS))]
     return [*rows, _speed_of_sha256(effort.rounds(NUM_ROUNDS))]
 

@@ -1,6 +1,7 @@
-"""A store in memory that counts what is asked of it, for thousands of ranks in one process.
+"""Has a store in memory that counts its requests, for thousands of ranks in one process.
 
-It answers as torch's, of which each rank would have two connections. Our own code asks.
+It behaves like torch's TCPStore as far as our code uses that. A real store would need two
+connections for each rank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TIMEOUT = timedelta(seconds=100)
 
 
 class CountedStore(Store):  # type: ignore[misc]
-    """All ranks have the same one."""
+    """Counts requests; all ranks share one instance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +33,12 @@ class CountedStore(Store):  # type: ignore[misc]
 
     @property
     def num_requests(self) -> int:
-        """How many there were; one for many keys is one."""
+        """The number of requests so far; a request for many keys counts once."""
         return sum(self._in_slot.values())
 
     @property
     def num_bytes(self) -> int:
-        """What keys and values take."""
+        """The size of all keys and values."""
         return sum(len(key) + len(value) for key, value in self._values.items())
 
     @property

@@ -1,10 +1,10 @@
-"""What a DDP step costs on 2 simulated cards against Lightning's own `ddp` with gloo on the CPU.
+"""Compares a DDP step on 2 simulated cards with one of Lightning's `ddp` on the CPU, with gloo.
 
-The same two processes train on both sides in turns, with one thread each; between the turns they
-part and connect anew, so that there is only the process group of the side being timed. The tiny
-MLP is trained as a user has it, where the plugin compiles and the CPU does not, and then with the
-operators as written on both. Then both sides are asked what the host waits for in a step that is no
-log step.
+The same two processes train on both sides in turns, with one thread each. Between the turns they
+disconnect and connect anew, so that only the process group of the side that is timed exists. The
+tiny MLP is trained with the defaults, where the plugin compiles and the CPU does not, and then
+without compilation on both sides. Last, the waits of the host are counted in steps that are no log
+steps.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT = 1.1
 
 
 class TinyMlp(LightningModule):
-    """16 -> 32 -> 4 on 8 samples: the cost of calls, not of work."""
+    """Has layers of 16, 32 and 4 on 8 samples, to measure the cost of calls rather than of work."""
 
     num_warmup_steps, num_steps, num_rounds = 20, 200, 11
 
@@ -62,7 +62,7 @@ class TinyMlp(LightningModule):
 
 
 class BertBaseLayer(TinyMlp):
-    """One layer on 8 sequences of 128 tokens."""
+    """Has one layer of BERT base, on 8 sequences of 128 tokens."""
 
     num_warmup_steps, num_steps, num_rounds = 2, 4, 7
 
@@ -83,7 +83,7 @@ class BertBaseLayer(TinyMlp):
 
 
 class Stopwatch(Callback):
-    """Times the steps after the warm-up, without asking the device for anything."""
+    """Times the steps after the warm-up, without waiting for the device."""
 
     def __init__(self, start: int) -> None:
         self.first, self.start, self.seconds = start, 0.0, 0.0
@@ -99,11 +99,11 @@ class Stopwatch(Callback):
 
 
 class HostWaits(Callback):
-    """Counts what the host waits for between the warm-up and the end of the last step.
+    """Counts the waits of the host between the warm-up and the end of the last step.
 
-    That is every `item` of a tensor on the model's device, and every collective that is neither
-    asynchronous nor on a card, where it is queued; on a card also whatever else it says it was
-    waited for. Optimizers' counters of steps are on the CPU in any case, and do not count.
+    These are each `item` of a tensor on the model's device, and each collective that is neither
+    asynchronous nor on a card, where it is queued. On a card, all other waits that the card counts
+    are added. Optimizers' counters of steps are on the CPU in any case, and do not count.
     """
 
     NAMES = ("barrier", "all_reduce", "broadcast", "broadcast_object_list", "all_gather_object")
@@ -165,7 +165,7 @@ class HostWaits(Callback):
 def fit(
     model: TinyMlp, side: str, callback: Callback, port: int, *, log_every: int | None = None
 ) -> None:
-    """Train this rank of one side; the ranks connect for it, and part afterwards."""
+    """Trains this rank of one side; the ranks connect before, and disconnect afterwards."""
     os.environ["MASTER_PORT"] = str(port)
     num_batches = model.num_warmup_steps + model.num_steps
     torch.manual_seed(0)
@@ -188,7 +188,7 @@ def fit(
 
 
 def seconds_per_step(kind: type[TinyMlp], side: str, port: int) -> float:
-    """Train anew and return the mean time of a step."""
+    """Trains anew, and returns the mean time of a step."""
     stopwatch = Stopwatch(kind.num_warmup_steps)
     fit(kind(), side, stopwatch, port)
     return stopwatch.seconds / kind.num_steps
@@ -197,13 +197,13 @@ def seconds_per_step(kind: type[TinyMlp], side: str, port: int) -> float:
 def compare(
     name: str, kind: type[TinyMlp], ports: Iterator[int], effort: Effort, *, compiles: bool = True
 ) -> Row:
-    """Time both sides in turns; `compiles`: whether the plugin does, as by default."""
+    """Times both sides in turns, with or without the plugin's compilation."""
     if not compiles:
         os.environ[VARIABLE] = "none"
     try:
         return _compare(name, kind, ports, effort)
     finally:
-        # Alone: a fit has written into the environment which card this process drives.
+        # The other variables stay: a fit has noted there which card this process drives.
         os.environ.pop(VARIABLE, None)
 
 
@@ -219,18 +219,18 @@ def _compare(name: str, kind: type[TinyMlp], ports: Iterator[int], effort: Effor
 
 
 def count_waits(side: str, *, logs: bool, ports: Iterator[int]) -> dict[str, float]:
-    """Returns what the host waits for in a step, by name."""
+    """Returns the number of the host's waits in a step, by kind."""
     model = TinyMlp(logs=logs)
     waits = HostWaits(model.num_warmup_steps)
     with waits.patched():
-        # No step of these: in log steps the loss is looked at, which waits for it.
+        # No step is a log step, in which reading the loss waits for it.
         log_every = model.num_warmup_steps + model.num_steps + 1
         fit(model, side, waits, next(ports), log_every=log_every)
     return {name: count / model.num_steps for name, count in waits.counts.items() if count}
 
 
 def run_rank(rank: int, ports: list[int], effort: Effort, results: Any) -> None:
-    """Measure everything as one of the ranks; the first one reports."""
+    """Measures everything as one of the ranks; the first one reports."""
     become_rank(rank, NUM_RANKS)
     left = iter(ports)
     rows = [
@@ -258,7 +258,7 @@ def _told(counts: dict[str, float]) -> str:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Start the ranks, and take what the first one reports."""
+    """Starts the ranks, and returns the rows of the first one."""
     context = torch.multiprocessing.get_context("spawn")
     results = context.SimpleQueue()
     torch.multiprocessing.spawn(run_rank, (free_ports(150), effort, results), NUM_RANKS)

@@ -1,8 +1,8 @@
-"""Tokens a second of LoRA by the recipe llm_finetuning against trl's SFTTrainer, on the same card.
+"""Compares the recipe llm_finetuning with trl's SFTTrainer: tokens a second of LoRA on one card.
 
-Both train the same small Llama on the same conversations, on a simulated card in eager mode, and
-each compiles what it does by default: the recipe its step, trl nothing. Launches are counts, the
-same on every machine; times are a CPU's, on which a launch costs less than on a Gaudi.
+Both train the same small Llama on the same conversations, on a simulated card in eager mode. Each
+compiles what it does by default: the recipe its step, trl nothing. Launches are counts, the same on
+every machine. Times are those of a CPU, where a launch costs less than on a Gaudi.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OURS, _PACKED, _PADDED = "the recipe", "trl, packed", "trl, padded"
 
 @dataclass
 class Watch:
-    """Real tokens, launches and seconds of the steps after the warm-up."""
+    """Counts tokens without padding, launches and seconds of the steps after the warm-up."""
 
     num_begun: int = 0
     num_tokens: int = 0
@@ -46,28 +46,28 @@ class Watch:
     end: tuple[float, int] = (0.0, 0)
 
     def begins(self) -> None:
-        """A step begins."""
+        """Notes that a step begins."""
         if self.num_begun == NUM_WARMUP_STEPS:
             self.start = self._now()
         self.num_begun += 1
 
     def counts(self, num_tokens: int) -> None:
-        """The step that has begun learns from so many."""
+        """Adds the tokens of the step that has begun."""
         if self.num_begun > NUM_WARMUP_STEPS:
             self.num_tokens += num_tokens
 
     def ends(self) -> None:
-        """All steps are through."""
+        """Notes that all steps are done."""
         self.end = self._now()
 
     @property
     def tokens_per_s(self) -> float:
-        """Without padding."""
+        """Tokens a second, without padding."""
         return self.num_tokens / (self.end[0] - self.start[0])
 
     @property
     def launches_per_step(self) -> float:
-        """Of the card."""
+        """Launches of the card in a step."""
         return (self.end[1] - self.start[1]) / (self.num_begun - NUM_WARMUP_STEPS)
 
     def _now(self) -> tuple[float, int]:
@@ -76,7 +76,7 @@ class Watch:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Both ways of trl's, in turns with the recipe."""
+    """Measures trl with packed and with padded rows, in turns with the recipe."""
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         _save_base(Path(folder))
@@ -102,7 +102,7 @@ def measure(effort: Effort) -> list[Row]:
 
 
 def _save_base(folder: Path) -> None:
-    """Makes the model and the tokenizer that all train."""
+    """Saves the model and the tokenizer with which all sides begin."""
     data = LlmData()
     tokenizer = data.get_tokenizer()
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""Text of `TextGenerator` beside that of transformers' `generate`, both on the HPU.
+"""Compares `TextGenerator` with transformers' `generate`, both on the HPU.
 
-A simulated HPU runs a graph operation by operation, and counts it as one launch: the launches,
-graphs and waits are what a card would have, the speed is not. A launch costs next to nothing here,
-and a compiled call has a cost of its own.
+A simulated HPU runs a graph operator by operator, and counts it as one launch. So launches, graphs
+and waits are those of a card, but the speed is not: here a launch costs next to nothing, and a
+compiled call has a cost of its own.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ NUM_ROUNDS = 5
 VOCABULARY, PAD = 512, 3
 BATCH_SIZES = (1, 8)
 LAUNCHES_A_TOKEN = 1.2
-"""One for each token, and a few for a batch."""
+"""The limit: one launch for each token, and a few for a batch."""
 OURS, THEIRS = "TextGenerator", "generate"
 
 
 @dataclass
 class Side:
-    """One way to generate, and what it took."""
+    """A way to generate, and its counts."""
 
     generate: Callable[[LeftPadded], Tensor]
     counts: dict[str, int] = field(default_factory=dict)
 
     def run(self, batches: list[LeftPadded]) -> float:
-        """Generate for some batches, and count; seconds it took."""
+        """Generates for some batches, adds to the counts, and returns the seconds that it took."""
         before = counted()
         start = perf_counter()
         for batch in batches:
@@ -52,7 +52,7 @@ class Side:
 
 
 def counted() -> dict[str, int]:
-    """Launches, graphs and waits of this process so far."""
+    """Returns the launches, graphs and waits of this process so far."""
     found = {name: vendor.metric(name) for name in ("launch", "graph_compilation", "host_sync")}
     return {name: int(stats["TotalNumber"]) for name, stats in found.items() if stats is not None}
 
@@ -62,13 +62,13 @@ def prompts(batch_size: int, seed: int) -> LeftPadded:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(4, BUCKETS[-1] + 1, (batch_size,), generator=generator).tolist()
     texts = [torch.randint(5, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-    # Ours pads to a bucket, and transformers is given what a tokenizer would: the longest.
+    # Padded to the longest text, as by a tokenizer; our generator then pads to a bucket.
     longest = max(lengths)
     return pad_left(texts, (longest,), PAD)
 
 
 def make_sides(model: Any) -> dict[str, Side]:
-    """Both ways, for the same model."""
+    """Returns both ways to generate, for the same model."""
     generator = TextGenerator(model, buckets=BUCKETS, eos_token_id=())
 
     def theirs(batch: LeftPadded) -> Tensor:
@@ -84,7 +84,7 @@ def make_sides(model: Any) -> dict[str, Side]:
 
 
 def compare(model: Any, batch_size: int, num_rounds: int) -> list[Row]:
-    """Times and counts of a batch size, after graphs are compiled."""
+    """Returns the rows of a batch size, measured after graphs were compiled."""
     sides = make_sides(model)
     for side in sides.values():
         side.run([prompts(batch_size, seed) for seed in range(4)])
@@ -121,7 +121,7 @@ def compare(model: Any, batch_size: int, num_rounds: int) -> list[Row]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Returns a small Bloom, with one prompt and with eight at a time."""
+    """Measures a small Bloom, with one prompt and with eight at a time."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "n_layer": 4, "n_head": 4, "vocab_size": VOCABULARY}
     config = BloomConfig(**sizes, pad_token_id=PAD, eos_token_id=None, bos_token_id=1)

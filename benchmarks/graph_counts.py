@@ -1,6 +1,6 @@
-"""What GraphMonitor adds to a training step after many graphs were compiled, and after none.
+"""Measures what GraphMonitor adds to a training step before and after many graphs were compiled.
 
-In lazy mode, where every shape is a graph.
+It runs in lazy mode, where every shape makes a graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_SIZE = 8
 
 
 def compile_many(count: int) -> None:
-    """Compile `count` graphs, each for another shape."""
+    """Compiles `count` graphs, each for another shape."""
     for length in range(1, count + 1):
         torch.zeros(length, device="hpu")
         vendor.mark_step()
@@ -55,7 +55,7 @@ def monitored_step(side: str) -> Callable[[], object]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Steps with the callback against steps without, before and after many graphs."""
+    """Compares steps with the callback and without, before and after many graphs."""
     torch.set_num_threads(1)
     rows = []
     for count in (0, NUM_RECIPES):

@@ -1,7 +1,7 @@
-"""Hugging Face's Trainer as a side of `trainer_overhead`; a module of its own, for what it loads.
+"""Trains by Hugging Face's Trainer, as one side of `trainer_overhead`.
 
-Its optimizer, schedule and clipping are those of the other sides, and it logs and saves nothing;
-whatever is not named is its default.
+It is a module of its own because of its imports. Optimizer, schedule and clipping are those of the
+other sides, and nothing is logged or saved. All other settings are the Trainer's defaults.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Timing(transformers.TrainerCallback):
 
 
 def hugging_face(work: Work, device: str) -> float:
-    """Train on the HPU, which it finds by itself, or on the CPU; seconds a step."""
+    """Trains on the HPU, which the Trainer finds by itself, or the CPU; returns seconds a step."""
     transformers.logging.set_verbosity_error()
     stopwatch = Stopwatch(work)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""What `import torch` and `import lightning` cost where lightning-gaudi is installed and not used.
+"""Measures what lightning-gaudi adds to `import torch` and `import lightning` if it is not used.
 
-Each timing is a process of its own, and CPU time, with and without us in turns. Importing varies by
-more than what is asked for, so what our own code takes by itself is held to the limit; of the
-differences only the lower quartile is.
+Each timing is the CPU time of a new process, with and without lightning-gaudi in turns. Imports
+vary by more than the limit. So the limit is for the time of our own code by itself, and for the
+lower quartile of the differences.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ print(total * 1e3)
 
 @dataclass(frozen=True)
 class Case:
-    """Something that is imported, and what it may cost more because of us."""
+    """An import, and how much longer it may take because of us."""
 
     name: str
     program: str
-    """Prints what it takes, with us or without."""
+    """A program that prints the milliseconds of the import, with or without us."""
     alone: str
-    """Prints what our code takes by itself."""
+    """A program that prints the milliseconds of our own code in it."""
     limit_ms: float
 
     def measure(self, num_rounds: int) -> list[Row]:
-        """Returns what our code takes by itself, and how imports differ with us and without."""
+        """Returns the time of our own code, and the difference of imports with and without us."""
         times = in_turns(
             ("1", "0"), num_rounds, lambda asked: _milliseconds(self.program, autoload=asked)
         )
@@ -87,7 +87,7 @@ class Case:
         more = [ours - others for ours, others in zip(times["1"], times["0"], strict=True)]
         difference = of_rounds(f"{self.name}: difference of imports", more, "ms")
         assert difference.quartiles is not None
-        # More noise than cost must not fail it; what is surely more does.
+        # Noise must not fail the benchmark, so only what is surely more counts.
         surely = difference.quartiles[0]
         without = f"{median(times['0']):,.0f} ms without us"
         return [
@@ -98,7 +98,7 @@ class Case:
 
 
 def _milliseconds(program: str, *, autoload: str, **variables: str) -> float:
-    """Returns what `program` prints, run in a new process that is not asked for the simulator."""
+    """Returns the number that a program prints, run in a new process without the simulator."""
     env = {name: value for name, value in os.environ.items() if name != "LIGHTNING_GAUDI_SIMULATE"}
     env |= {"LIGHTNING_GAUDI_AUTOLOAD": autoload, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", program]
@@ -107,8 +107,8 @@ def _milliseconds(program: str, *, autoload: str, **variables: str) -> float:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """`import torch`, and what comes on top with each of Lightning's packages."""
-    # As pip does when it installs a package; an editable install may lack it.
+    """Measures `import torch`, and the import of each of Lightning's packages after it."""
+    # pip compiles a package when it installs it, but an editable install may not be compiled.
     root = Path(_lightning_gaudi_autoload.__file__).parent
     compileall.compile_file(root / "_lightning_gaudi_autoload.py", quiet=1)
     compileall.compile_dir(root / "lightning_gaudi", quiet=1)

@@ -1,7 +1,7 @@
-"""Pictures a second and launches a step: our denoising beside diffusers' own loop, one device.
+"""Compares our denoising with diffusers' own loop on one card: time, and launches a step.
 
 Both have the same random UNet, scheduler, embeddings and noise, and make latents of 4 pictures in
-8 steps, in turns. Times of a simulated card say nothing of a Gaudi's; launches are the same there.
+8 steps, in turns. Times on a simulated card say nothing of a Gaudi, but launches are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OURS, THEIRS = "ours", "diffusers"
 
 
 def make_pictures(side: str) -> Callable[[], object]:
-    """Returns one batch of latents, waited for."""
+    """Returns a call that makes a batch of latents, and waits for it."""
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
         sample_size=SHAPE[-1],
@@ -56,7 +56,7 @@ def make_pictures(side: str) -> Callable[[], object]:
 
 
 def counted(side: str) -> tuple[float, float]:
-    """Launches and host syncs of a step, once everything is compiled."""
+    """Returns the launches and host syncs of a step, once everything is compiled."""
     call = make_pictures(side)
     call()
     statistics.reset_statistics()
@@ -67,7 +67,7 @@ def counted(side: str) -> tuple[float, float]:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Times of a batch, and what its steps have to do."""
+    """Compares the times of a batch, and the launches and waits of its steps."""
     torch.set_num_threads(1)
     name = f"{NUM_STEPS} steps, {BATCH_SIZE} pictures, against {THEIRS}"
     timed = Comparison(name, make_pictures, limit=1.05, calls=1, rounds=9)

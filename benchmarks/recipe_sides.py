@@ -1,7 +1,7 @@
-"""The two sides of `recipe_throughput.py`: a recipe in Lightning's Trainer, and Hugging Face's.
+"""Has the sides of `recipe_throughput.py`: a recipe in Lightning's Trainer, and Hugging Face's.
 
-Both train on the CPU in this process, with the threads that torch was given, in float32, log in the
-same interval to nobody, clip gradients to the same norm, evaluate nothing and save nothing.
+Both train on the CPU in this process, with torch's threads, in float32. They log at the same
+interval, without a logger, clip gradients to the same norm, and neither evaluate nor save.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass
 class Clock:
-    """When each step ended and how many tokens its batch had."""
+    """Notes when each step ended, and how many tokens its batch had."""
 
     ends: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Clock:
         self.ends.append(perf_counter())
 
     def tokens_per_s(self, num_warmup_steps: int) -> float:
-        """From the end of the last warm-up step to the end of the last one, loading included."""
+        """Returns tokens a second after the warm-up, with the time of loading."""
         first, last = num_warmup_steps - 1, len(self.ends) - 1
         # Batches are loaded ahead: there may be more counts than steps.
         return sum(self.tokens[first + 1 : last + 1]) / (self.ends[last] - self.ends[first])
@@ -43,7 +43,7 @@ class Clock:
 
 @dataclass
 class RecipeSide:
-    """A recipe's module and data, as its configuration would have them."""
+    """Trains a recipe's module on its data."""
 
     module: LightningModule
     data: LightningDataModule
@@ -76,9 +76,9 @@ class RecipeSide:
 
 @dataclass
 class HuggingFaceSide:
-    """The same model and the same sequences in `transformers.Trainer`, with a stock collator.
+    """Trains the same model on the same sequences by `transformers.Trainer`, with a stock collator.
 
-    Whatever is not named here is the Trainer's default, its optimizer among them.
+    All other settings are the Trainer's defaults, even its optimizer.
     """
 
     model: transformers.PreTrainedModel

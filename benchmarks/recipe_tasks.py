@@ -1,7 +1,7 @@
-"""What `recipe_throughput.py` trains: three recipes on text that every machine has.
+"""Has the tasks of `recipe_throughput.py`: three recipes on text that every machine has.
 
-The recipes read it as a user's own files, in the formats of the published data sets. The other side
-gets the very sequences of the recipe's batches, taken out of them, so both train on the same tokens
+The recipes read the text as a user's own files, in the formats of the published data sets. The
+other side gets the sequences of the recipe's batches, so both train on the same tokens, and begin
 with the same weights.
 """
 
@@ -30,7 +30,8 @@ from recipes.t5_summarization.data import SummarizationData
 from recipes.t5_summarization.module import T5Summarization
 
 VOCAB_SIZE = 4096
-"""For models this narrow: the share of the vocabulary's projection is then that of BERT-base."""
+"""With it, the projection to the vocabulary has the same share of these narrow models' work as in
+BERT-base."""
 SIZES = {"hidden_size": 256, "num_layers": 4, "num_heads": 4}
 _IGNORED = -100
 _PAIRS = yaml.safe_load((Path(recipes.mrpc.__path__[0]) / "packed_1x.yaml").read_text())
@@ -46,17 +47,18 @@ class Task(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     target: ClassVar[float]
-    """Times the tokens a second of the other side."""
+    """How many times the other side's tokens a second the recipe should reach."""
     num_steps: ClassVar[int]
-    """In one timing."""
+    """The number of steps in one timing."""
     reference_batch_size: ClassVar[int]
-    """Sequences, about as many as the recipe's batches hold: as many steps an epoch."""
+    """Sequences in a batch of the other side, about as many as in one of the recipe, so that both
+    have about as many steps in an epoch."""
     reference_class: ClassVar[type[transformers.PreTrainedModel]]
     pad_ids: ClassVar[dict[str, int]] = {}
-    """By name of a tensor, what marks its padding, besides the masks."""
+    """The value that marks padding in a tensor, by its name, besides the masks."""
 
     def sides(self) -> tuple[RecipeSide, HuggingFaceSide]:
-        """Both, with the same sequences and weights."""
+        """Returns both sides, with the same sequences and weights."""
         data = self.data()
         data.prepare_data()
         data.setup("fit")
@@ -70,11 +72,11 @@ class Task(ABC):
 
     @abstractmethod
     def data(self) -> LightningDataModule:
-        """The recipe's."""
+        """Returns the recipe's data."""
 
     @abstractmethod
     def module(self, data: LightningDataModule) -> LightningModule:
-        """The recipe's."""
+        """Returns the recipe's module, with a small model."""
 
     @abstractmethod
     def rows(self, batch: Batch) -> Iterator[dict[str, Any]]:
@@ -82,7 +84,7 @@ class Task(ABC):
 
     @abstractmethod
     def collator(self, tokenizer: Any, model: Any) -> Callable[[list[dict[str, Any]]], Any]:
-        """Returns the stock collator that one would take: it pads to the longest of a batch."""
+        """Returns the collator that users would choose, which pads to a batch's longest row."""
 
     def reference_model(self, module: LightningModule) -> transformers.PreTrainedModel:
         """Returns the recipe's model and weights, with the attention transformers prefers."""
@@ -99,7 +101,7 @@ class Task(ABC):
 
 
 class Pretraining(Task):
-    """Masked-language modelling: packed rows, predictions at gathered positions."""
+    """Trains masked-language modelling on packed rows, with predictions at gathered positions."""
 
     name, title, target = "bert", "BERT MLM, 512, packed", 5.0
     num_steps, reference_batch_size = 5, 16
@@ -135,7 +137,7 @@ class Pretraining(Task):
 
 
 class Pairs(Task):
-    """Sentences that follow each other, cut at 128 tokens, several in a row."""
+    """Classifies pairs of successive sentences, cut at 128 tokens, several in a row."""
 
     name, title, target = "pairs", "pairs, 128, packed", 2.6
     num_steps, reference_batch_size = 30, 32
@@ -182,7 +184,7 @@ class Pairs(Task):
 
 
 class Summaries(Task):
-    """The first sentence of a text from the others, cut at 512 tokens, several in a row."""
+    """Generates the first sentence of a text from the others, cut at 512 tokens."""
 
     name, title, target = "summaries", "summaries, 512, packed", 4.0
     num_steps, reference_batch_size = 20, 16
@@ -231,7 +233,7 @@ TASKS: tuple[type[Task], ...] = (Pretraining, Pairs, Summaries)
 
 
 def _split(documents: list[list[str]]) -> dict[str, list[list[str]]]:
-    """Nearly all for training: nothing is evaluated here."""
+    """Returns splits, nearly all for training, because nothing is evaluated here."""
     return {"train": documents[200:], "validation": documents[:100], "test": documents[100:200]}
 
 

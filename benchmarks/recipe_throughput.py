@@ -1,8 +1,8 @@
-"""Tokens a second of the recipes against Hugging Face's Trainer: same model, same text, same CPU.
+"""Compares the recipes with Hugging Face's Trainer: tokens a second with the same model and text.
 
-Both sides train on the CPU: the figures say what static shapes with little padding save in
-computation, and nothing of a Gaudi's speed. A device that compiles a graph for every shape saves
-more: how many there are stands beside.
+Both sides train on the CPU. The figures show how much computation static shapes with little padding
+save, and nothing of a Gaudi's speed. A device that compiles a graph for every shape saves more, so
+the number of shapes is given, too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _OURS, _THEIRS = "the recipe", "Hugging Face's Trainer"
 
 @dataclass(frozen=True)
 class Batches:
-    """What a side's loader gives in an epoch."""
+    """Describes the batches of a side in an epoch."""
 
     num_batches: int
     num_shapes: int
     padding: float
-    """Share of what is computed on, 0 to 1: source and target together where there are both."""
+    """The share of padding in all tokens, 0 to 1, in sources and targets together."""
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Every task."""
+    """Measures every task."""
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(NUM_THREADS)
     rows = []
@@ -48,7 +48,7 @@ def measure(effort: Effort) -> list[Row]:
 
 
 def _compare(task: Task, num_rounds: int) -> list[Row]:
-    """Time both sides in turns; each round has other batches."""
+    """Times both sides in turns; each round has other batches."""
     sides = task.sides()
     batches = [_batches(side, task.pad_ids) for side in sides]
     by_name = dict(zip((_OURS, _THEIRS), sides, strict=True))

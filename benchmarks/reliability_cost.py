@@ -1,8 +1,8 @@
-"""What exact resume, the watchdog and the look at losses cost a training step of a tiny BERT.
+"""Measures what exact resume, the watchdog and the check of losses add to a step of a tiny BERT.
 
-The same two processes train with all that is on by default and with nothing of it, in turns, with
-one thread each, on their two cards; they part and connect anew between the turns. The last row
-counts in how many steps, other than log steps, the host waited for its card.
+The same two processes train with the default reliability settings and with none, in turns, with one
+thread each, on their two cards. Between the turns they disconnect and connect anew. The last row
+counts the steps, other than log steps, in which the host waited for its card.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = 1.02
 
 
 class Stopwatch(Callback):
-    """Times the steps after the warm-up, and notes after which the host had waited."""
+    """Times the steps after the warm-up, and notes in which of them the host waited."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = 0.0, 0.0
@@ -58,7 +58,7 @@ def _num_waits() -> int:
 
 
 def train(side: str, port: int) -> Stopwatch:
-    """Train anew as one of the ranks; they part afterwards."""
+    """Trains anew as one of the ranks, which disconnect afterwards."""
     os.environ["MASTER_PORT"] = str(port)
     torch.manual_seed(0)
     num_steps = NUM_WARMUP_STEPS + NUM_STEPS + 1
@@ -82,7 +82,7 @@ def train(side: str, port: int) -> Stopwatch:
 
 
 def compare(ports: Iterator[int], effort: Effort) -> list[Row]:
-    """Time both sides in turns; also in which steps the host waited with all on."""
+    """Times both sides in turns, and counts the steps in which the host waited with all on."""
     for side in SIDES:
         train(side, next(ports))
     found = in_turns(SIDES, effort.rounds(NUM_ROUNDS), lambda side: train(side, next(ports)))
@@ -98,7 +98,7 @@ def compare(ports: Iterator[int], effort: Effort) -> list[Row]:
 
 
 def run_rank(rank: int, ports: list[int], effort: Effort, results: Any) -> None:
-    """Measure as one of the ranks; the first one reports."""
+    """Measures as one of the ranks; the first one reports."""
     become_rank(rank, NUM_RANKS)
     rows = compare(iter(ports), effort)
     if rank == 0:
@@ -106,7 +106,7 @@ def run_rank(rank: int, ports: list[int], effort: Effort, results: Any) -> None:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Start the ranks, and take what the first one reports."""
+    """Starts the ranks, and returns the rows of the first one."""
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     ports = free_ports(2 * NUM_ROUNDS + 2)
     torch.multiprocessing.spawn(run_rank, (ports, effort, results), NUM_RANKS)

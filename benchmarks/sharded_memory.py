@@ -1,8 +1,8 @@
-"""What the states of a model take on each card, by strategy, against those of DDP.
+"""Compares the memory of a model's states on each card under each strategy with that under DDP.
 
-States are weights, gradients and AdamW's averages: what the allocator of a card holds after a whole
-step, when no activation is left. Each strategy trains in processes of its own. Eight layers of
-8 MiB in fp32. These are counts, the same on every machine and in every run.
+States are weights, gradients and AdamW's moments: what the allocator of a card holds after a whole
+step, when no activation is left. Each strategy trains in processes of its own. The model has eight
+layers of 8 MiB in fp32. These are counts, the same on every machine and in every run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from lightning_gaudi._core import vendor
 WIDTH, NUM_BLOCKS, NUM_STEPS = 512, 8, 3
 RANKS = (2, 4)
 LIMIT = 1.1
-"""How much of DDP's states divided by the number of cards may be taken, beside one layer."""
+"""By what factor memory may exceed one card's share of DDP's states, beside one layer."""
 
 
 class Block(nn.Module):
-    """The largest layer: what a sharding strategy gathers at a time."""
+    """Is the largest layer, and the one that a sharding strategy gathers at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Blocks(LightningModule):
-    """Eight such layers, made where the strategy is ready for them."""
+    """Has eight such layers, which are made when the strategy is ready for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,20 +77,20 @@ STRATEGIES: dict[str, Callable[[int], Any]] = {
     "fsdp": lambda _: FSDPStrategy(auto_wrap_policy={Block}),
     "FSDP2": _fsdp2,
 }
-"""By name, for so many cards, as a user passes them."""
+"""The strategies by name, made for a number of cards, as a user passes them."""
 SHARDED = ("deepspeed_stage_3", "fsdp", "FSDP2")
-"""Those that promise to shard all states."""
+"""The strategies that promise to shard all states."""
 
 
 class Memory(NamedTuple):
-    """Of a card, in bytes."""
+    """The memory of a card, in bytes."""
 
     states: int
     peak: int
 
 
 class Watch(Callback):
-    """Asks the allocator after the last step, and for the peak since the first one."""
+    """Reads the allocator after the last step, and the peak since the first one."""
 
     memory: Memory
 
@@ -109,7 +109,7 @@ class Watch(Callback):
 
 
 def run_rank(rank: int, name: str, precision: str, num_ranks: int, port: int, results: Any) -> None:
-    """Train as one of the ranks; the first one reports."""
+    """Trains as one of the ranks; the first one reports."""
     become_rank(rank, num_ranks)
     os.environ["MASTER_PORT"] = str(port)
     watch = Watch()
@@ -132,7 +132,7 @@ def run_rank(rank: int, name: str, precision: str, num_ranks: int, port: int, re
 
 
 def train(name: str, precision: str, num_ranks: int) -> Memory:
-    """Train with a strategy on so many cards."""
+    """Trains with a strategy on so many cards, and returns the memory of the first one."""
     [port] = free_ports(1)
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     torch.multiprocessing.start_processes(  # type: ignore[attr-defined]
@@ -143,12 +143,12 @@ def train(name: str, precision: str, num_ranks: int) -> Memory:
 
 
 def layer_bytes() -> int:
-    """Returns the weights of the largest layer in fp32."""
+    """Returns the size of the largest layer's weights in fp32."""
     return sum(4 * weight.numel() for weight in Block().parameters())
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Every strategy in both precisions, on two cards and four."""
+    """Measures every strategy in both precisions, on two cards and four."""
     return [
         row
         for precision in ("32-true", "bf16-mixed")

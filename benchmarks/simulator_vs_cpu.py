@@ -1,6 +1,6 @@
-"""What the simulated device costs: the same work on hpu and on the CPU, in one process.
+"""Measures the cost of the simulated device: the same work on hpu and on the CPU, in one process.
 
-A step of what does some work, and of what does next to none: the cost of calls.
+Some steps do real work. Others do next to none, and show the cost of calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Work = Callable[[], object]
 
 
 def bert_layer_step(device: str) -> Work:
-    """Forward, backward and AdamW of one layer of BERT-base on 8 sequences of 128 tokens."""
+    """Returns a training step of one layer of BERT-base, on 8 sequences of 128 tokens."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer
 
@@ -31,7 +31,7 @@ def bert_layer_step(device: str) -> Work:
 
 
 def mlp_step(device: str) -> Work:
-    """Forward, backward and AdamW of 16 -> 32 -> 4 on 8 samples: the cost of calls, not of work."""
+    """Returns a training step of layers of 16, 32 and 4 on 8 samples, to show the cost of calls."""
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
     inputs, labels = torch.randn(8, 16).to(device), torch.randint(4, (8,)).to(device)
@@ -39,13 +39,13 @@ def mlp_step(device: str) -> Work:
 
 
 def add(device: str) -> Work:
-    """Returns the sum of two 8 x 8 tensors."""
+    """Returns a call that adds two 8 x 8 tensors."""
     left, right = (torch.randn(8, 8).to(device) for _ in range(2))
     return lambda: left + right
 
 
 def attention(device: str) -> Work:
-    """scaled_dot_product_attention, forward and backward: 8 x 12 heads, 128 tokens of 64."""
+    """Returns forward and backward of scaled_dot_product_attention: 8 x 12 heads, 128 x 64."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(8, 12, 128, 64).to(device).requires_grad_() for _ in range(3))
     upstream = torch.randn(8, 12, 128, 64).to(device)
@@ -105,6 +105,6 @@ COMPARISONS = (
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Each work on both devices."""
+    """Measures each work on both devices."""
     torch.set_num_threads(1)
     return [comparison.measure("hpu", "cpu", effort) for comparison in COMPARISONS]

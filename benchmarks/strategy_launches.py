@@ -1,10 +1,10 @@
-"""Launches, graphs, collectives and waits of a recipe's training step in every strategy: counts.
+"""Counts launches, graphs, collectives and waits of a recipe's training step in every strategy.
 
-In the Trainer, and of one recipe's model in a loop of Fabric's, too.
+In the Trainer, and for one recipe's model in a loop of Fabric, too.
 
-A step is the last of a few, when all that trains is compiled: launches are those of graphs and of
-single operators. A row's limit is twice the graphs that run in the step, ten, and its collectives.
-These are counts, the same on every machine and in every run.
+The step is the last of a few, when everything that trains is compiled. Graphs and single operators
+are launches. The limit of a row is twice the number of graphs that run in the step, plus ten, plus
+the number of its collectives. These are counts, the same on every machine and in every run.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "ZeRO-1": ("--trainer.strategy=deepspeed_stage_1",),
     "ZeRO-2": ("--trainer.strategy=deepspeed_stage_2",),
     "ZeRO-3": ("--trainer.strategy=deepspeed_stage_3",),
-    # Its flat weights cannot be told apart, and so decay all or not at all.
+    # FSDP joins weights to flat ones, which cannot have a weight decay each.
     "FSDP": ("--trainer.strategy=fsdp", "--model.weight_decay=0"),
     "FSDP2": _FSDP2,
     "tensor parallel": _TENSORS,
 }
 ONLY_T5 = ("FSDP2", "tensor parallel")
-"""What a model has to define itself, as this recipe does."""
+"""The strategies that a model has to support itself, as the one of this recipe does."""
 WITH_VARIANTS = ("one card", "DDP", "ZeRO-3")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "": (),
     ", recomputed": ("--model.gradient_checkpointing=true",),
     ", two batches a step": ("--trainer.accumulate_grad_batches=2",),
 }
-"""The latter two for T5, in some strategies."""
+"""The last two are for T5, in some strategies."""
 IN_FABRIC = {"one card": "auto", "DDP": "ddp", "ZeRO-1": "deepspeed_stage_1", "FSDP": "fsdp"}
-"""Strategies of Fabric's, in which T5 is trained by a loop."""
+"""The strategies of Fabric in which a loop trains T5."""
 
 _num_graph_runs = 0
 
@@ -90,13 +90,13 @@ def graph_runs_counted() -> Iterator[None]:
 
 
 class Counts(Callback):
-    """What has been counted when each optimizer step began; step by step in `steps`."""
+    """Notes the counts at the beginning of each optimizer step."""
 
     def __init__(self) -> None:
         self.at_start: list[Counter[str]] = []
 
     def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
-        """Notes it, once for all batches of a step."""
+        """Notes the counts, at the first batch of a step."""
         if len(self.at_start) > trainer.global_step:
             return
         self.at_start.append(_counted())
@@ -181,7 +181,7 @@ def cases_in_fabric() -> Iterator[tuple[str, str, int]]:
 
 
 def run_rank(rank: int, num_ranks: int, port: int, results: Any) -> None:
-    """Trains as one of the ranks, in each case for so many; the first one reports."""
+    """Trains as one of the ranks in each case for that number; the first one reports."""
     os.environ.pop(VARIABLE, None)
     if num_ranks > 1:
         become_rank(rank, num_ranks)

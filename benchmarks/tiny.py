@@ -1,4 +1,4 @@
-"""A BERT so small that what surrounds it shows: two layers of 128."""
+"""Has a BERT of two layers of 128, so small that the cost of what surrounds it shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BATCH_SIZE, NUM_TOKENS, VOCABULARY = 8, 64, 1000
 
 
 def tiny_bert(**settings: float) -> BertForMaskedLM:
-    """Two layers of 128 with two heads; `settings` are those of `BertConfig`."""
+    """Returns a BERT of two layers of 128 with two heads; `settings` are those of `BertConfig`."""
     sizes = {"hidden_size": 128, "intermediate_size": 512, "num_attention_heads": 2}
     config = BertConfig(vocab_size=VOCABULARY, num_hidden_layers=2, **sizes | settings)
     return BertForMaskedLM(config)

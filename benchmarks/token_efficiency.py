@@ -1,7 +1,7 @@
-"""What `lightning_gaudi.data` makes of real lengths: token efficiency, and shapes to compile.
+"""Computes the token efficiency, and the shapes to compile, of `lightning_gaudi.data` on real text.
 
-It trains nothing and needs no device. Text and vocabulary are those of the documentation of Python
-and torch, so the figures differ a little between their versions, and not between runs.
+Nothing is trained, and no device is needed. The text is the documentation of Python and torch, so
+the figures differ a little between versions of them, and not between runs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of the samples of one task."""
+    """The lengths of a task's samples."""
 
     title: str
     tokens: np.ndarray
-    """[number of samples], none above `limit`."""
+    """The number of tokens of each sample, none above `limit`."""
     limit: int
 
 
 Efficiency = tuple[float, int]
-"""Share of what is computed on that is no padding, and number of distinct shapes."""
+"""The share of tokens that are no padding, and the number of different shapes."""
 
 
 def tasks() -> Iterator[Lengths]:
-    """Pairs, BERT's sentence pairs, and texts without their first sentence."""
+    """Yields pairs of sentences, BERT's rows, and texts without their first sentence."""
     documents = embedded_documents(["torch"])
     tokenizer = train_wordpiece(documents, VOCAB_SIZE)
     sentences = list(chain.from_iterable(documents))
@@ -70,7 +70,7 @@ def _next_sentence_lengths(limit: int) -> np.ndarray:
 
 
 def efficiencies(lengths: Lengths) -> dict[str, Efficiency]:
-    """By way of making batches."""
+    """Returns the efficiency of each way to make batches."""
     tokens, limit = lengths.tokens, lengths.limit
     found = {
         "pad to max": (tokens.mean() / limit, 1),
@@ -101,7 +101,7 @@ def _bucketed(tokens: np.ndarray, num_buckets: int, limit: int) -> Efficiency:
 
 
 def measure(effort: Effort) -> list[Row]:
-    """Every way for every task; counts, so an effort makes no difference."""
+    """Computes all ways for all tasks; an effort makes no difference to counts."""
     return [
         Row(
             f"{lengths.title}: {name}",

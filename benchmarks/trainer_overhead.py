@@ -1,9 +1,9 @@
-"""What a step costs in the plugin's Trainer, in a bare loop, on the CPU, and in Hugging Face's.
+"""Compares a step in Lightning's Trainer, in Hugging Face's and in a bare loop, on hpu and the CPU.
 
-All train the same model on the same batches in one process, in turns; the cost of the simulated
-card counts on hpu. First as a user has it: the plugin compiles, and nothing of Hugging Face's is
-loaded, which replaces functions of torch where there is an HPU. Then all sides run the operators as
-written, so that what is compared is what a trainer does around them.
+All train the same model on the same batches in one process, in turns; on hpu the cost of the
+simulated card is included. The first rows are with the defaults: the plugin compiles, and nothing
+of Hugging Face is loaded, which replaces functions of torch if there is an HPU. For the other rows
+no side compiles, so that only what a trainer does around the operators differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUM_ROUNDS, LIMIT = 11, 1.6
 
 
 def measure(effort: Effort) -> list[Row]:
-    """The plugin by default, then as written beside the others."""
+    """Measures the plugin with its defaults, then all sides without compilation."""
     torch.set_num_threads(1)
     num_rounds = effort.rounds(NUM_ROUNDS)
     rows = _by_default(tiny_mlp_work(), num_rounds)
@@ -56,7 +56,7 @@ def _as_written(work: Work, num_rounds: int) -> list[Row]:
         ("Trainer on hpu", "Trainer on the CPU", LIMIT),
         ("Trainer on hpu", "Hugging Face's Trainer on hpu", None),
         ("Trainer on hpu", "bare loop on hpu", None),
-        # What Lightning itself adds, to compare the row above with.
+        # This is what Lightning itself adds, to compare the row above with.
         ("Trainer on the CPU", "bare loop on the CPU", None),
     )
     return [
@@ -66,7 +66,7 @@ def _as_written(work: Work, num_rounds: int) -> list[Row]:
 
 
 def _times(sides: dict[str, partial[float]], num_rounds: int) -> dict[str, list[float]]:
-    """Seconds a step of each side and round, after one that does not count."""
+    """Returns the seconds a step of each side and round, after a round that does not count."""
     for side in sides.values():
         side()
     return in_turns(tuple(sides), num_rounds, lambda name: sides[name]())

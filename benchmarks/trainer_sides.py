@@ -1,4 +1,4 @@
-"""What `trainer_overhead` trains, in Lightning's Trainer and in a bare loop."""
+"""Has the work of `trainer_overhead`, and trains it in Lightning's Trainer and in a bare loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEARNING_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Work:
-    """A model whose forward takes a batch by name and returns a loss first, and its samples."""
+    """A model and its samples. The forward takes tensors by name, and returns the loss first."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -30,24 +30,24 @@ class Work:
     batch_size: int = BATCH_SIZE
 
     def samples(self) -> list[Sample]:
-        """The same for every side."""
+        """Returns the samples, the same for every side."""
         torch.manual_seed(0)
         num_batches = self.num_warmup_steps + self.num_steps
         return [self.sample() for _ in range(num_batches * self.batch_size)]
 
     def model(self) -> nn.Module:
-        """The same weights for every side."""
+        """Returns the model, with the same weights for every side."""
         torch.manual_seed(0)
         return self.make()
 
     def loader(self) -> DataLoader[Any]:
-        """Batches of tensors by name."""
+        """Returns batches of tensors by name."""
         samples: Any = self.samples()
         return DataLoader(samples, self.batch_size, collate_fn=default_collate, shuffle=True)
 
 
 class TinyMlp(nn.Module):
-    """16 -> 32 -> 4: the cost of calls, not of work."""
+    """Has layers of 16, 32 and 4, to measure the cost of calls rather than of work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ def tiny_bert_work() -> Work:
 
 @dataclass
 class Stopwatch:
-    """From the beginning of the first step that counts to the end of the last one."""
+    """Measures from the beginning of the first step after the warm-up to the end of the last."""
 
     work: Work
     _begin: float = field(default=0.0, init=False)
     seconds: float = field(default=0.0, init=False)
-    """Of one step."""
+    """The mean time of a step."""
 
     def begins(self, step: int) -> None:
-        """A step, counted from 0, begins."""
+        """Notes that a step begins; steps are counted from 0."""
         if step == self.work.num_warmup_steps:
             self._begin = perf_counter()
 
     def ends(self, step: int) -> None:
-        """A step has ended."""
+        """Notes that a step has ended."""
         if step == self.work.num_warmup_steps + self.work.num_steps - 1:
             self.seconds = (perf_counter() - self._begin) / self.work.num_steps
 
@@ -121,7 +121,7 @@ class _Module(LightningModule):
 
 
 def lightning(work: Work, accelerator: str) -> float:
-    """Train in Lightning's Trainer; seconds a step."""
+    """Trains in Lightning's Trainer, and returns the seconds a step."""
     stopwatch = Stopwatch(work)
     trainer = Trainer(
         accelerator=accelerator,
@@ -138,7 +138,7 @@ def lightning(work: Work, accelerator: str) -> float:
 
 
 def bare_loop(work: Work, device: str) -> float:
-    """Train in as few lines as it takes; seconds a step."""
+    """Trains in as few lines as possible, and returns the seconds a step."""
     stopwatch = Stopwatch(work)
     model = work.model().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)

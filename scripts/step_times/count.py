@@ -2,11 +2,11 @@
 
     python -m scripts.step_times.count
 
-A published run has no program here to rehearse. So its model is made by transformers from its
-configuration, on the same dry card as a plan's, takes a forward, a backward and a step of the
-vendor's fused AdamW, and `lightning_gaudi.tools.plan.work.Work` counts them, as in a plan. What is
-sent is not rehearsed: `sent_bytes` has it of the strategy, by the rules that a plan's collectives
-keep. The reference steps of `lightning-gaudi verify` are counted as they are.
+There is no program of a published run that could be rehearsed here. So transformers makes its model
+from the configuration, on a dry card as in a plan, and the model takes a forward, a backward and a
+step of the vendor's fused AdamW, which `lightning_gaudi.tools.plan.work.Work` counts. Collectives
+are not rehearsed: `sent_bytes` computes their size from the strategy, as a plan does. The reference
+steps of `lightning-gaudi verify` are counted as they are.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def is_counted(row: Row) -> bool:
 
 
 def key_of(row: Row) -> tuple[str, ...]:
-    """Returns what a run's counts depend on."""
+    """Returns the settings of a run that determine its counts."""
     return tuple(row[name] for name in SETTINGS)
 
 
 def main() -> int:
-    """Counts all runs that counts.csv does not have, in a process with a dry card."""
+    """Counts the runs that counts.csv does not have yet, in a process with a dry card."""
     if not os.environ.get("LIGHTNING_GAUDI_SIMULATE_DRY"):
         command = [sys.executable, "-m", "scripts.step_times.count"]
         return subprocess.run(command, env=_environment(), check=False).returncode
@@ -119,7 +119,7 @@ def count(row: Row) -> dict[str, int]:
     batch = _batch(row, model.config)
     is_autocast = row["precision"] == "autocast"
     cast = torch.autocast("hpu", torch.bfloat16) if is_autocast else nullcontext()
-    for step in range(2):  # the second has the optimizer's states
+    for step in range(2):  # the second step is counted, since the first one makes the states
         if step:
             work = Work(model.parameters())
             work.start()
@@ -137,8 +137,8 @@ def count(row: Row) -> dict[str, int]:
     assert work.is_complete
     micro = int(row["accumulation"])
     weights = sum(each.numel() for each in trained)
-    # A rank of ZeRO steps its part of the weights: gradients are read, moments and masters read and
-    # written, the weights written in 16 bits.
+    # A rank of ZeRO steps its part of the weights, which moves 30 bytes a weight: it reads the
+    # gradient, reads and writes both moments and the master weight, and writes the weight.
     stepped = weights // int(row["cards"]) * 30 if is_sharded else 0
     return {
         "flops": found.flops * micro,
@@ -156,9 +156,9 @@ def count(row: Row) -> dict[str, int]:
 
 
 _DTYPES = {"fp32": "float32", "fp8": "float8_e4m3fn"}
-"""Of most products, by the precision of a run; of others it is bfloat16."""
+"""The dtype of most products, by the precision of a run; for other precisions it is bfloat16."""
 REFERENCES = ("BERT-large", "LoRA", "decoding")
-"""Steps of `lightning-gaudi verify` that are of a kind of which there are figures."""
+"""The steps of `lightning-gaudi verify` that resemble published runs."""
 REFERENCE_COUNTS = (
     "flops",
     "fused_bytes",
@@ -178,7 +178,7 @@ def count_reference(name: str) -> dict[str, int]:
     from lightning_gaudi.tools.verify.parts.steps import STEPS
 
     made = STEPS[name](torch.device("hpu"), False)
-    made.step()  # the next one has the optimizer's states
+    made.step()  # the next step is counted, since this one makes the optimizer's states
     work = Work(made.model.parameters())
     work.start()
     made.step()
@@ -189,7 +189,7 @@ def count_reference(name: str) -> dict[str, int]:
 
 
 def read_references() -> dict[str, Counted]:
-    """Returns what the reference steps count, by name."""
+    """Returns the counts of the reference steps, by name."""
     return {
         row["step"]: Counted(
             **{name: int(row[name]) for name in REFERENCE_COUNTS},
@@ -206,12 +206,12 @@ def _float8_flops(row: Row, flops: int) -> int:
 
 
 def sent_bytes(row: Row, trained: int, weights: int) -> int:
-    """Returns what a rank sends in a step of the optimizer, in a ring, as a plan counts it.
+    """Returns the bytes that a rank sends in a step of the optimizer, in a ring, as a plan does.
 
     Args:
         row: A run.
-        trained: Weights that have gradients.
-        weights: All of them.
+        trained: The number of weights that have gradients.
+        weights: The number of all weights.
     """
     cards = int(row["cards"])
     share = (cards - 1) / cards
@@ -223,15 +223,16 @@ def sent_bytes(row: Row, trained: int, weights: int) -> int:
         return int(2 * share * trained * size)
     micro = int(row["accumulation"])
     if strategy in ("zero1", "zero2"):
-        # DeepSpeed reduces whole buckets, on every rank, and gathers what was stepped. Where
-        # gradients are in parts, too, it reduces them behind each micro-batch.
+        # DeepSpeed reduces whole buckets on every rank, and gathers the weights that were stepped.
+        # With ZeRO-2, which shards gradients, too, it reduces after each micro-batch.
         return int((2 * (micro if strategy == "zero2" else 1) + 1) * share * trained * 2)
-    # Gathered for the forward and the backward of each micro-batch, scattered once in each.
+    # ZeRO-3 gathers the weights for the forward and the backward of each micro-batch, and scatters
+    # the gradients once in each.
     return int(share * 2 * micro * (2 * weights + trained))
 
 
 def make(row: Row, device: str = "hpu") -> Any:
-    """Returns the model of a run, on a device."""
+    """Returns a new model with the configuration of a run, on a device."""
     import torch
     import transformers
 
@@ -259,7 +260,7 @@ def make(row: Row, device: str = "hpu") -> Any:
 
 
 def _add_lora(model: Any, words: list[str], device: str) -> None:
-    """Freezes a model, and gives its modules of the named kinds two small ones beside."""
+    """Freezes a model, and adds LoRA matrices to its linear layers with the given names."""
     import torch
     from torch import nn
 
@@ -321,7 +322,7 @@ def _decoders() -> dict[str, Row]:
 
 
 def weights_of(model: str) -> tuple[int, int]:
-    """Returns how many weights a decoder's products have, and its layers."""
+    """Returns the number of weights in a decoder's linear layers, and of its layers."""
     import torch
     import transformers
     from torch import nn
@@ -337,7 +338,7 @@ def weights_of(model: str) -> tuple[int, int]:
 
 
 def count_decoding(row: Row) -> Counted:
-    """Counts a token of a decoder by its modules, on each card: a product reads its weight once."""
+    """Returns the counts of a decoded token on each card, where products read each weight once."""
     made = _decoders()[row["model"]]
     weights, layers = int(made["weights"]) // int(row["cards"]), int(made["layers"])
     flops = 2 * weights * int(row["batch"])
@@ -352,7 +353,7 @@ def count_decoding(row: Row) -> Counted:
 
 
 def count_training(row: Row, counts: Row) -> Counted:
-    """Returns a line of counts.csv as a plan has it."""
+    """Returns a line of counts.csv as the counts of a plan."""
     flops = int(counts["flops"])
     weights = int(counts["num_trained"]), int(counts["num_weights"])
     kind = "all_gather" if row["strategy"].startswith("zero") else "all_reduce"

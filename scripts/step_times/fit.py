@@ -1,13 +1,14 @@
-"""Fits step times to published figures, and writes all that is made of them.
+"""Fits step times to published figures, and writes the module and the pages that have the results.
 
     python -m scripts.step_times.fit
 
-It reads the figures (training.csv, decoding.csv), what their steps count (counts.csv), and which of
-them count (`rule`). It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan reads, and the
-page docs/reference/step-times.md with its picture. A test holds that they are what this writes.
+It reads the figures (training.csv, decoding.csv) and the counts of their steps (counts.csv); `rule`
+decides which figures are used. It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan
+reads, and the page docs/reference/step-times.md with its picture. A test compares these files with
+what this writes.
 
-The rates of a card are found by least squares of the relative errors, none of them negative. Each
-figure is judged by a fit that no figure of its body was part of.
+The rates of a card are fitted by least squares of the relative errors, and none is negative. Each
+figure is judged by a fit without the figures of its body: of models of its architecture and size.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ PAGE = ROOT / "docs/reference/step-times.md"
 REPRINT = ROOT / "benchmarks/README.md"
 PICTURE = ROOT / "docs/pictures/step-times.svg"
 _SHARE = 0.8
-"""Of the figures, those that a range holds."""
+"""The share of the figures that lie in a range."""
 _LEAST_FIGURES = 5
-"""Of fewer on a card nothing is fitted."""
+"""If there are fewer figures of a card, nothing is fitted."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A published figure, and what is said of it."""
+    """A published figure, and its estimate."""
 
     kind: str
     row: Row
     body: str
     counted: Counted | None
-    """None where its settings are not known well enough."""
+    """The counts of its step; None if its settings are not known well enough."""
     seconds: float
-    """Of a step, or of a token."""
+    """The published time of a step, or of a token."""
     why_not: str
-    """Why it is not judged by; empty if it is."""
+    """Why the rule does not use it; empty if it does."""
     predicted: float | None = None
 
     @property
@@ -70,13 +71,13 @@ class Figure:
 
     @property
     def error(self) -> float:
-        """Of the estimate, as a share of what was published."""
+        """The relative error of the estimate."""
         assert self.predicted is not None
         return self.predicted / self.seconds - 1
 
     @property
     def least_seconds(self) -> float:
-        """What a plan says that it takes at least."""
+        """The least time that a plan gives."""
         assert self.counted is not None
         held = Rehearsed(batch_size=1, peak_bytes=0, setup_bytes=0)
         return step_seconds(CARDS[self.card], held, self.counted)[0]
@@ -126,7 +127,7 @@ def decoding_figures() -> list[Figure]:
 def judged(figures: Sequence[Figure]) -> tuple[dict[tuple[str, str], Fit], list[Figure]]:
     """Fits each kind and card, and estimates each figure without those of its body.
 
-    Decoding on several cards is an extension: no rule chose its figures, which are all there are.
+    For decoding on several cards there are so few figures that all are used, without a rule.
     """
     fits: dict[tuple[str, str], Fit] = {}
     found: list[Figure] = []
@@ -182,11 +183,11 @@ def _estimated(figure: Figure, used: Sequence[Figure]) -> Figure:
 
 
 def _rates(figures: Sequence[Figure]) -> dict[str, float]:
-    """Returns the rates that fit figures of a kind and card best."""
+    """Returns the rates that fit the figures of a kind and a card best."""
     counts = [counts_of(each.kind, each.counted) for each in figures if each.counted]
     names = [*counts[0]]
     table = np.array([[each[name] for name in names] for each in counts], dtype=float)
-    # A count of 1e15 beside one of 1 would be lost in the arithmetic.
+    # Counts are from 1 to 1e15. Unscaled, the arithmetic would lose the small ones.
     scales = np.where(table.max(axis=0) > 0, table.max(axis=0), 1.0)
     relative = table / scales / np.array([[each.seconds] for each in figures])
     rates, _ = nnls(relative, np.ones(len(figures)))
@@ -198,7 +199,7 @@ def _rounded(value: Any) -> float:
 
 
 def module(fits: dict[tuple[str, str], Fit]) -> str:
-    """Returns the module that a plan reads."""
+    """Returns the source of the module that a plan reads."""
     lines = [
         '"""What public runs say of the cards: written by `python -m scripts.step_times.fit`."""',
         "",
@@ -339,7 +340,10 @@ def tables(figures: Sequence[Figure], fits: dict[tuple[str, str], Fit]) -> list[
 
 
 def _registries() -> list[str]:
-    """Returns what a plan says beside each figure of the recipes' runs; bold if it is not in it."""
+    """Returns the table of the recipes' runs, with a plan's range beside each published figure.
+
+    A range is bold if the figure does not lie in it.
+    """
     lines = [
         "| recipe | run | on | published | as public runs were | why not |",
         "|" + "---|" * 6,
@@ -383,7 +387,7 @@ def _errors(figures: Sequence[Figure]) -> list[str]:
 
 
 def _rate(name: str, rate: float, card: Gaudi) -> str:
-    """Returns a rate in words; one of nothing is not worth any."""
+    """Returns a rate in words; empty for a rate of 0."""
     shown = {
         "operations": lambda: f"{1 / rate / card.peaks['bfloat16']:.0%} of the peak in products",
         "memory": lambda: f"{1 / rate / 1e12:.2f} TB/s of memory",
@@ -397,7 +401,7 @@ def _rate(name: str, rate: float, card: Gaudi) -> str:
 
 
 def _rules(figures: Sequence[Figure]) -> list[str]:
-    """Returns how well the figures of other rules would be estimated, fitted to these alone."""
+    """Returns the table of the errors that fits to the figures of other rules would have."""
 
     def is_new(each: Figure) -> bool:
         return each.row["table"] == "newest" and "copy" not in each.why_not
@@ -476,7 +480,7 @@ def _decoding(each: Figure) -> str:
 
 
 def _error(each: Figure) -> str:
-    """Returns the error of the time; bold where a figure that counts is missed."""
+    """Returns the error as text; bold if a figure that was used is missed by over a quarter."""
     if not each.predicted or not each.seconds:
         return "-"
     shown = f"{each.error:+.0%}"
