@@ -120,6 +120,9 @@ class Worker:
             elif message["is"] == "ended":
                 self.outcome.statuses = message["statuses"]
                 return
+            elif message["is"] == "gone":
+                self.outcome.statuses = [self._process.wait()]
+                break
         # Killed processes that the driver holds in the kernel do not end, and the worker waits for
         # them. The next part gets another worker.
         self.close()
@@ -150,7 +153,8 @@ class Worker:
     def _wait_until_ready(self) -> None:
         if self._is_ready:
             return
-        self._is_ready = self._next(time.monotonic() + _START_S) is not None
+        message = self._next(time.monotonic() + _START_S)
+        self._is_ready = message is not None and message["is"] == "ready"
         if not self._is_ready:
             assert self._errors is not None
             self._errors.seek(0)
@@ -160,7 +164,10 @@ class Worker:
             raise WorkerError(f"the process that imports torch does not start: {last}")
 
     def _next(self, deadline: float) -> dict[str, Any] | None:
-        """Returns the next message; None if none comes in time, or all processes have ended."""
+        """Returns the next message; None if none comes in time.
+
+        It is "gone" once the process and all that it has forked have ended.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
             while b"\n" not in self._rest:
@@ -169,7 +176,7 @@ class Worker:
                     return None
                 data = os.read(self._output, 2**16)
                 if not data:
-                    return None
+                    return {"is": "gone"}
                 self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         try:

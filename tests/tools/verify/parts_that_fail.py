@@ -16,6 +16,12 @@ def _crash(context: Any, tell: Callable[[dict[str, Any]], None]) -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def _crash_worker(context: Any, tell: Callable[[dict[str, Any]], None]) -> None:
+    tell({"figure": 1})
+    os.kill(os.getppid(), signal.SIGKILL)  # as a kernel that runs out of memory does
+    time.sleep(3600)
+
+
 def _hang(context: Any, tell: Callable[[dict[str, Any]], None]) -> None:
     tell({"figure": 1})
     time.sleep(3600)
@@ -26,5 +32,5 @@ def _fail(context: Any, tell: Callable[[dict[str, Any]], None]) -> None:
 
 
 if __name__ == "__main__":
-    parts.PARTS |= {"crash": _crash, "hang": _hang, "fail": _fail}
+    parts.PARTS |= {"crash": _crash, "crash_worker": _crash_worker, "hang": _hang, "fail": _fail}
     worker.main()

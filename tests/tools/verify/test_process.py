@@ -30,7 +30,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(SERVER, f"verify-{uuid.uuid4()}")
     with closing(Worker("eager", module="tests.tools.verify.parts_that_fail")) as worker:
         problems = {}
-        for part in ("crash", "hang", "fail"):
+        for part in ("crash", "crash_worker", "hang", "fail"):
             rows = list(worker.run(part, {}, limit_s=5 if part == "hang" else 120))
             problems[part] = len(rows), worker.outcome.problem
         [present] = worker.run("presence", {}, limit_s=120)
@@ -39,6 +39,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     assert present["device_name"] == "GAUDI2"
     assert problems == {
         "crash": (1, "crashed (SIGSEGV)"),
+        "crash_worker": (1, "crashed (SIGKILL)"),
         "hang": (1, "hung, and was ended"),
         "fail": (0, "failed: RuntimeError: rank 0 fails"),
     }
