@@ -10,14 +10,14 @@ from .fsdp import HPUFSDPPrecision
 from .plugin import HPUPrecisionPlugin
 
 _KINDS = ("HPUFP8Precision", "HPUFSDPFP8Precision", "HPUDeepSpeedFP8Precision")
-"""The plugins of all strategies; a checkpoint has their states by the names of their classes."""
+"""The plugins of all strategies; a checkpoint has their states under the names of their classes."""
 
 
 class _InTrainer(FP8Mixin):
-    """Goes on with the scales of a run with another strategy."""
+    """Can continue with the scales of a run that used another strategy."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the scales of another plugin, where the checkpoint has none of this one."""
+        """Takes the scales of another plugin, if the checkpoint has none of this one."""
         super().on_load_checkpoint(checkpoint)  # type: ignore[misc]
         found = [checkpoint[name] for name in _KINDS if checkpoint.get(name)]
         if type(self).__qualname__ not in checkpoint and found:

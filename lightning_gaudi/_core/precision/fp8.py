@@ -1,11 +1,11 @@
-"""Linear layers whose products of matrices are in fp8, by the vendor's Transformer Engine.
+"""Lets linear layers multiply in fp8, by the vendor's Transformer Engine.
 
-A layer stays the module that it is, with its parameters, its hooks and its names in a checkpoint.
-Only its `forward` is another one, which hands input, weight and bias to an engine: a `Linear` of
-Transformer Engine's without parameters of its own. So nothing changes for who restores, shards or
-saves a model, before or after.
+A layer stays the same module, with its parameters, its hooks and its names in a checkpoint. Only
+its `forward` is replaced by one that hands input, weight and bias to an engine: a `Linear` of
+Transformer Engine that has no parameters of its own. So whatever shards, saves or restores a model
+works as before.
 
-Source of how the engine counts, measures and computes again, and of the names below: Intel Gaudi
+Source of how the engine counts, measures and recomputes, and of the names below: Intel Gaudi
 PyTorch bridge, `hpex/experimental/transformer_engine`, `module/base.py` and `fp8.py` (commit
 f90046f, of 2024, the last whose sources are public).
 """
@@ -27,7 +27,7 @@ from lightning_gaudi._core import vendor
 from ..wording import listed, nearest
 
 LEFT_OUT = ("lm_head", "embed_out", "lora_A", "lora_B")
-"""Layers that stay in bf16 by their names: output heads, and adapters, which are too small to gain.
+"""Names of layers that stay in bf16: output heads, and adapters, which are too small to gain.
 
 Source: optimum-habana 1d8504c6c, `accelerate/utils/transformer_engine.py`, leaves adapters out."""
 
@@ -35,14 +35,14 @@ FORMATS = ("HYBRID", "E5M2")
 ALGORITHMS = ("max", "most_recent")
 _PHASE = "in_activation_recompute_phase"
 _NEEDED = ("update_amax_fwd", "update_amax_bwd", _PHASE)
-"""What the engine keeps in a layer's `fp8_meta`, and we set."""
+"""The entries of a layer's `fp8_meta` that the engine keeps and we set."""
 
 
 def check_recipe(given: Any) -> None:
-    """Checks the settings of delayed scaling, as far as they are no object of the vendor's.
+    """Checks the settings of delayed scaling, unless they are an object of the vendor's.
 
     Args:
-        given: A mapping of arguments of `DelayedScaling`, one made of them, or None.
+        given: A mapping of arguments of `DelayedScaling`, an instance of it, or None.
 
     Raises:
         ValueError: A name or a value is not known.
@@ -79,7 +79,7 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def make_recipe(given: Any) -> Any:
-    """Returns the vendor's `DelayedScaling`: HYBRID, unless it is told otherwise.
+    """Returns the vendor's `DelayedScaling`, whose format is HYBRID by default.
 
     Args:
         given: See `check_recipe`.
@@ -95,15 +95,17 @@ def make_recipe(given: Any) -> Any:
 def find_linears(root: Module, skip: Sequence[str] = ()) -> dict[str, Linear]:
     """Returns the layers that are to compute in fp8, by name.
 
-    Left out are output heads (what transformers calls the output embeddings, and what shares its
-    weight with an embedding), adapters, layers with a `forward` of their own, and those in `skip`.
+    These layers are left out: output heads (the output embeddings of transformers, and layers that
+    share their weight with an embedding), adapters, layers with a `forward` of their own, and those
+    in `skip`.
 
     Args:
         root: The model.
-        skip: Names of layers, or of what they are in: "head" leaves out "head" and "model.head.up".
+        skip: Names of layers, or of modules that contain them: "head" leaves out "head" and
+            "model.head.up".
 
     Raises:
-        ValueError: A name in `skip` is no layer's, or no layer is left.
+        ValueError: No layer has a name in `skip`, or no layer is left.
     """
     # A subclass with its own `forward` computes something else: 4-bit weights, for example.
     linears = {
@@ -149,30 +151,30 @@ def _heads(root: Module) -> Iterator[Module]:
 class Fp8Forward:
     """The `forward` of a linear layer that computes in fp8 within `fp8_autocast`.
 
-    - A step of a training is the engine's: it measures, and its scales follow.
-    - The first step is computed in bf16, and measured by the engine: its scales of 1, with which it
-      would begin, round most weights and gradients to 0.
-    - What activation checkpointing computes a second time is computed with the scales of the first
-      time, and measures nothing.
-    - An evaluation uses the scales that training has found, and changes none. Before there are any
-      it makes its own, of each batch.
+    - In a training step the engine computes and measures, and its scales follow what it measures.
+    - The first step is computed in bf16, while the engine only measures: it would begin with scales
+      of 1, which round most weights and gradients to 0.
+    - Activation checkpointing recomputes with the scales of the first computation, and measures
+      nothing.
+    - Evaluation uses the scales that training has found, and changes none. Before there are any, it
+      finds scales for each batch.
     """
 
     in_checkpoint = 0
-    """How many times torch's reentrant checkpointing has been entered, whose first pass computes
-    no gradients, but is a step's all the same; on the class. See `fp8-checkpointing` in the
+    """How many times torch's reentrant checkpointing has been entered, on the class. Its first pass
+    computes no gradients, but belongs to a training step. See `fp8-checkpointing` in the
     register."""
 
     def __init__(self, layer: Linear, recipe: Any, minimize_memory: bool) -> None:
-        """Makes an engine for a layer; nothing of the layer changes yet.
+        """Makes an engine for a layer, which `install` puts in place.
 
         Args:
-            layer: Of any device; its weight may be a shard.
+            layer: The layer, on any device; its weight may be a shard.
             recipe: The vendor's `DelayedScaling`.
             minimize_memory: Whether the backward rounds the weight again, instead of keeping it.
 
         Raises:
-            RuntimeError: The engine lacks what we set of it.
+            RuntimeError: The engine of this release lacks an attribute that we need.
         """
         self.layer = layer
         self.recipe = recipe
@@ -181,7 +183,7 @@ class Fp8Forward:
         self.trains = False
         self._scratch: Any = None
         self._in_first_step = False
-        # What the engine computes in the first step, and of which input, until backward.
+        # The engine's output in the first step, and its input, until the backward.
         self._measured: tuple[Tensor, Tensor] | None = None
         missing = [name for name in _NEEDED if name not in self.engine.fp8_meta]
         if missing or not hasattr(self.engine, "run_cnt"):
@@ -203,14 +205,14 @@ class Fp8Forward:
         )
 
     def install(self) -> None:
-        """Puts it in the place of the layer's own."""
+        """Replaces the layer's own `forward`."""
         self.layer.forward = self  # type: ignore[method-assign]
 
     def remove(self) -> None:
-        """Lets the layer compute as it was written."""
+        """Restores the layer's own `forward`."""
         vars(self.layer).pop("forward", None)
 
-    # The engine counts in Python, of which a compiler would make constants.
+    # A compiler would make constants of the engine's counters, which are Python numbers.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, input: Tensor) -> Tensor:
         """Returns the layer's output, of shape (..., O) for an input of shape (..., I)."""
@@ -240,7 +242,7 @@ class Fp8Forward:
 
     @property
     def has_scales(self) -> bool:
-        """Whether training has found scales by now."""
+        """Whether training has found scales already."""
         return int(self.engine.run_cnt) > 1
 
     def _run(self, engine: Any, input: Tensor) -> Tensor:
@@ -253,8 +255,9 @@ class Fp8Forward:
         self._measured = None
         if not self._in_first_step:
             return self._run(self.engine, input)
-        # In the order of the forward, by which the engine knows its first layer; and saving tensors
-        # past activation checkpointing, which would miss them the second time.
+        # The engine measures in the forward, because it recognizes its first layer by the order of
+        # calls. Activation checkpointing must not see what it saves, which recomputing will not
+        # save again.
         plainly = torch.autograd.graph.saved_tensors_hooks(_same, _same)
         with torch.enable_grad(), _measuring(True), plainly:
             seen = input.detach().requires_grad_()
@@ -265,7 +268,7 @@ class Fp8Forward:
         return self._compute_first(input)
 
     def _compute_first(self, input: Tensor) -> Tensor:
-        """Computes in bf16, and lets the engine measure the gradient when it comes."""
+        """Computes in bf16, and lets the engine measure the gradient in the backward."""
         output = linear(input, self.layer.weight, self.layer.bias)
         if self._measured is not None and output.requires_grad:
             (measured, seen), self._measured = self._measured, None
@@ -274,17 +277,17 @@ class Fp8Forward:
         return output
 
     def _compute_again(self, input: Tensor) -> Tensor:
-        """Tells the engine that it is computed a second time, for whichever kind of checkpoint.
+        """Recomputes in the backward, for either kind of checkpointing.
 
-        Its own context finds that out by the first pass, which it takes for one without gradients;
-        with `use_reentrant=False` it has them.
+        The engine's own context notices this only if the first pass had no gradients, which with
+        `use_reentrant=False` it has. So the engine is told.
         """
         if not self.trains:
             raise RuntimeError(
                 "A layer is computed in fp8 in the backward, and was not in the forward: it was in "
-                "eval() or under no_grad() there, was called outside of what Fabric has set up, or "
-                "is checkpointed by another function than torch's. Use torch.utils.checkpoint, on "
-                "layers that train."
+                "eval() or under no_grad() there, was called outside of the module that Fabric has "
+                "set up, or is checkpointed by another function than torch's. Use "
+                "torch.utils.checkpoint, on layers that train."
             )
         if self._in_first_step:
             return self._compute_first(input)
@@ -296,7 +299,8 @@ class Fp8Forward:
 
     def _evaluate(self, input: Tensor) -> Tensor:
         engine = self.engine
-        # Its tensors are only replaced by what we switch off here.
+        # A shallow copy is enough: the engine would replace these tensors only when it updates its
+        # scales, which is switched off here.
         meta, run_cnt = dict(engine.fp8_meta), engine.run_cnt
         engine.training = False
         engine.fp8_meta.update(update_amax_fwd={}, update_amax_bwd={})
@@ -311,11 +315,11 @@ class Fp8Forward:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _evaluate_without_scales(self, input: Tensor) -> Tensor:
-        """Measures this batch, then computes with the scales that follow, by another engine."""
+        """Measures this batch by another engine, then computes with the scales that it found."""
         te = vendor.transformer_engine()
         if self._scratch is None:
             self._scratch = self._make_engine()
-        # Each rank for itself: another one may have no batch left.
+        # Each rank measures for itself, because another one may have no batch left.
         recipe = te.recipe.DelayedScaling(
             fp8_format=self.recipe.fp8_format, margin=self.recipe.margin, reduce_amax=False
         )
@@ -340,7 +344,7 @@ class Fp8Forward:
 
 @contextmanager
 def _measuring(is_on: bool) -> Iterator[None]:
-    """Lets the engine measure, or not, whatever its interval says."""
+    """Switches the engine's measuring on or off inside the context, whatever its interval is."""
     state = vendor.transformer_engine().fp8.FP8GlobalStateManager
     before = state.get_manual_measurement_mode()
     state.set_measurement_mode(manual=True, manual_value=is_on)
@@ -355,30 +359,20 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _measure_gradient(measured: Tensor, seen: Tensor, gradient: Tensor) -> None:
-    """Runs the engine's backward, of which nothing is kept but what it has measured."""
+    """Runs the engine's backward only to let it measure."""
     torch.autograd.grad(measured, seen, gradient)
 
 
-@contextmanager
-def checkpointed() -> Iterator[None]:
-    """Says that what computes no gradients within is the first pass of a step all the same."""
-    Fp8Forward.in_checkpoint += 1
-    try:
-        yield
-    finally:
-        Fp8Forward.in_checkpoint -= 1
-
-
 def fp8_context(recipe: Any) -> Any:
-    """Lets the layers compute in fp8, in the forward and in the backward."""
+    """Returns a context in which the layers compute in fp8, for the forward or the backward."""
     return vendor.transformer_engine().fp8_autocast(enabled=True, fp8_recipe=recipe)
 
 
 class Fp8Layers:
-    """The layers of a model that compute in fp8."""
+    """Manages the layers of a model that compute in fp8."""
 
     def __init__(self, root: Module, recipe: Any, skip: Sequence[str], minimize: bool) -> None:
-        """Makes their engines; see `find_linears` and `Fp8Forward`."""
+        """Makes the layers' engines; see `find_linears` and `Fp8Forward`."""
         self.root = root
         linears = find_linears(root, skip)
         self.forwards = {
@@ -386,12 +380,12 @@ class Fp8Layers:
         }
 
     def install(self) -> None:
-        """Lets them compute in fp8."""
+        """Lets the layers compute in fp8."""
         for forward in self.forwards.values():
             forward.install()
 
     def remove(self) -> None:
-        """Lets them compute as they were written; they keep their scales."""
+        """Lets the layers compute as they were written; their engines keep the scales."""
         for forward in self.forwards.values():
             forward.remove()
 
@@ -401,17 +395,20 @@ class Fp8Layers:
         return any(int(forward.engine.run_cnt) for forward in self.forwards.values())
 
     def state(self) -> dict[str, Tensor]:
-        """Returns the scales of each, by name."""
+        """Returns the scales of each layer, by name."""
         return {name: forward.state() for name, forward in self.forwards.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Takes scales, and returns the names of the layers that have none there."""
+        """Takes scales, and returns the names of the layers for which there are none."""
         for name in self.forwards.keys() & state.keys():
             self.forwards[name].load(state[name])
         return [name for name in self.forwards if name not in state]
 
 
 def reentrant(original: Callable[..., Any], *args: Any) -> Any:
-    """Runs the first pass of torch's reentrant checkpointing."""
-    with checkpointed():
+    """Runs the first pass of torch's reentrant checkpointing, and notes that it does."""
+    Fp8Forward.in_checkpoint += 1
+    try:
         return original(*args)
+    finally:
+        Fp8Forward.in_checkpoint -= 1

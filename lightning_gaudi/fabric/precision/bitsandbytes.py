@@ -23,13 +23,13 @@ _INSTEAD = (
     "quantizes the scales."
 )
 _STATE = "weight."
-"""What the names of a quantized weight's scales and levels begin with, in a state."""
+"""The beginning of the names of a quantized weight's scales and levels, in a state dict."""
 
 
 class HPUQuantizedPrecision(BitsandbytesPrecision):
     """Keeps frozen weights of linear layers in four bits, in the Trainer and in Fabric.
 
-    A weight is turned into numbers of `dtype` whenever its layer computes.
+    A weight is converted to `dtype` whenever its layer computes.
 
     Source: bitsandbytes 0.50, backends/hpu/ops.py; its tests/helpers.py (`is_supported_on_hpu`).
     """
@@ -58,7 +58,7 @@ class HPUQuantizedPrecision(BitsandbytesPrecision):
         self.validate_for_hpu()
 
     def validate_for_hpu(self) -> None:
-        """Takes layers that quantize on an HPU, whether Lightning or the user made the plugin.
+        """Chooses layers that quantize on an HPU, whether Lightning or the user made the plugin.
 
         Raises:
             MisconfigurationException: The card has no kernel for the mode or the dtype.
@@ -77,10 +77,10 @@ class HPUQuantizedPrecision(BitsandbytesPrecision):
 
     @override
     def convert_module(self, module: Module) -> Module:
-        """Puts layers of four bits in the place of linear ones.
+        """Replaces linear layers by layers in four bits.
 
         Raises:
-            MisconfigurationException: Some layers are quantized already, and in another way.
+            MisconfigurationException: Some layers are already quantized to another format.
         """
         bnb = _library()
         for name, layer in module.named_modules():
@@ -92,7 +92,7 @@ class HPUQuantizedPrecision(BitsandbytesPrecision):
         module = super().convert_module(module)
         for layer in module.modules():
             if isinstance(layer, bnb.nn.Linear4bit) and layer.bias is not None:
-                # As bitsandbytes does in the first forward, where it would break a compiled graph.
+                # bitsandbytes does so in the first forward, where it would break a compiled graph.
                 layer.bias.data = layer.bias.data.to(self.dtype)
         return module
 
@@ -123,7 +123,7 @@ def _other_layer(name: str, layer: Module, kind: str) -> str:
 
 
 def _on_hpu(base: Any) -> Any:
-    """Returns Lightning's layer as one that quantizes where it is, and not on CUDA alone."""
+    """Returns a subclass of Lightning's layer that quantizes on any device, not only on CUDA."""
     bnb, replace = _library(), cast(Any, theirs._replace_param)
 
     class Quantized(base):  # type: ignore[misc]
@@ -137,7 +137,7 @@ def _on_hpu(base: Any) -> Any:
             self._load_state_dict_pre_hooks.move_to_end(hook.id, last=False)
 
         def _quantize_on_card(self) -> None:
-            """Leaves no whole weights on the card."""
+            """Quantizes the weights if they are on the card."""
             is_made = isinstance(self.weight, bnb.nn.Params4bit)
             if is_made and self.weight.device.type == "hpu":
                 self.quantize_()
@@ -145,7 +145,7 @@ def _on_hpu(base: Any) -> Any:
         @staticmethod
         def quantize(params4bit: Any, weight: Tensor, device: torch.device | None) -> Any:
             place = params4bit.device if params4bit.device.type != "meta" else torch.device("hpu")
-            # float16 is not made of NF4 on an HPU, and bfloat16 has fewer digits.
+            # An HPU cannot convert NF4 to float16, and bfloat16 would lose digits.
             dtype = torch.float32 if weight.dtype == torch.float16 else weight.dtype
             packed, state = bnb.functional.quantize_4bit(
                 weight.contiguous().to(device or place, dtype),

@@ -35,11 +35,10 @@ BASES = ("bf16-mixed", "bf16-true", "32-true")
 
 
 class FP8Mixin(Precision):
-    """What computes in fp8, beside the plugin that says how the rest is computed.
+    """Lets linear layers multiply in fp8, on top of a plugin for another precision.
 
-    Products of linear layers are in fp8; all else is as in the precision that it stands on. A
-    checkpoint's weights are those of any other precision, and the scales lie beside them: whoever
-    has no use for them leaves them there.
+    Everything else is computed in that precision. A checkpoint has the same weights as in any other
+    precision, and the scales beside them, which may be ignored.
     """
 
     precision: Any
@@ -49,7 +48,7 @@ class FP8Mixin(Precision):
     minimize_memory: bool | None
     """Whether the backward rounds weights again, instead of keeping them in fp8."""
 
-    # Class attributes, since Lightning's own plugins have an `__init__` that knows none of them.
+    # Class attributes, since the `__init__` of Lightning's own plugins does not set them.
     _layers: list[Fp8Layers]
     _restored: Mapping[str, Any]
     _installed: bool = False
@@ -66,15 +65,15 @@ class FP8Mixin(Precision):
         """Chooses how scales are found, and which layers stay out.
 
         Args:
-            precision: What is computed otherwise: `"bf16-mixed"`, which `"fp8"` and
+            precision: The precision of everything else: `"bf16-mixed"`, which `"fp8"` and
                 `"transformer-engine"` mean, `"bf16-true"`, or `"32-true"`.
-            recipe: How scales follow the largest values seen: arguments of the vendor's
-                `DelayedScaling` (`fp8_format`, `"HYBRID"` by default or `"E5M2"`; `interval`,
-                `margin`, `amax_history_len`, `amax_compute_algo`, `reduce_amax`), or one of these.
-            skip: Names of layers, or of modules, that stay as they are. Output heads and the
-                matrices of LoRA do in any case.
+            recipe: How scales follow the largest values seen: the vendor's `DelayedScaling`, or a
+                mapping of its arguments (`fp8_format`, `"HYBRID"` by default or `"E5M2"`;
+                `interval`, `margin`, `amax_history_len`, `amax_compute_algo`, `reduce_amax`).
+            skip: Names of layers, or of modules, that are not computed in fp8. Output heads and the
+                matrices of LoRA never are.
             minimize_memory: Whether the backward rounds weights to fp8 again, instead of keeping
-                them so from the forward; by default where the weights are in shards.
+                them from the forward; by default it does if weights are sharded.
 
         Raises:
             MisconfigurationException: The precision is no base for fp8.
@@ -136,7 +135,7 @@ class FP8Mixin(Precision):
         converted: Module = super().convert_module(module)
         found = next((each for each in self._layers if each.root is converted), None)
         if found is None:
-            if not self._installed:  # then these layers are of an earlier run
+            if not self._installed:  # these layers belong to an earlier run
                 self._layers.clear()
             minimize = bool(self.minimize_memory)
             found = Fp8Layers(converted, self._recipe, self.skip, minimize)
@@ -173,7 +172,7 @@ class FP8Mixin(Precision):
 
     @override
     def teardown(self) -> None:
-        """Lets the layers compute as they were written; they keep their scales for another run."""
+        """Restores the layers' own forward; the scales are kept for another run."""
         for layers in self._layers:
             layers.remove()
         self._installed = False
@@ -181,13 +180,13 @@ class FP8Mixin(Precision):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """Returns the scales of all layers, and what the plugin that it stands on has."""
+        """Returns the scales of all layers, and the state of the plugin for the rest."""
         scales = {str(number): each.state() for number, each in enumerate(self._layers)}
         return {**super().state_dict(), "fp8": scales}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes scales; before a module is there they wait for it."""
+        """Takes scales, which are kept until `convert_module` if there is no module yet."""
         self._restored = state_dict.get("fp8", {})
         rest = {name: value for name, value in state_dict.items() if name != "fp8"}
         if rest:

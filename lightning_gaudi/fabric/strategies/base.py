@@ -51,7 +51,7 @@ class HPUStrategy(HPUMixin):
     _replaced: MutableMapping[Tensor, Parameter] | None = None
 
     def validate_for_hpu(self, typed: str) -> None:
-        """Checks what the user passed: Fabric has no loop that could wait for a writer.
+        """Checks the user's arguments; Fabric has no loop that could wait for a background save.
 
         Raises:
             MisconfigurationException: An HPU cannot honour it.
@@ -72,7 +72,7 @@ class HPUStrategy(HPUMixin):
     @property
     @override
     def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints."""
+        """The plugin that reads and writes checkpoints."""
         if self._checkpoint_io is None:
             self._checkpoint_io = HPUCheckpointIO()
         if isinstance(self._checkpoint_io, HPUCheckpointIO):
@@ -89,14 +89,14 @@ class HPUStrategy(HPUMixin):
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Compiles what is to be compiled of the module."""
+        """Compiles the regions of the module that the settings name."""
         found: Module = super().setup_module(module)
         self._compile_for_fabric(found)
         return found
 
     def _compile_for_fabric(self, module: Module) -> None:
-        # Of a LightningModule the program calls `training_step` and the like, not `forward`, so
-        # only its parts are compiled.
+        # A program calls `training_step` and the like of a LightningModule, not its `forward`, so
+        # only its submodules are compiled.
         self.compiler.compile(module, with_root=not hasattr(module, "training_step"))
 
     def backward(self, tensor: Tensor, module: Module | None, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class HPUStrategy(HPUMixin):
     @override
     @progress.elsewhere("saving a checkpoint")
     def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Saves objects, unless a loss since the last check was not finite."""
+        """Saves objects; raises if a loss since the last check was not finite."""
         self.guard.save(kwargs["state"] if "state" in kwargs else args[1])
         super().save_checkpoint(*args, **kwargs)
 

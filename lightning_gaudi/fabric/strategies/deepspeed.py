@@ -85,7 +85,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     @override
     @contextmanager
     def module_sharded_context(self) -> Generator[None, None, None]:
-        """Shards weights as they are made under stage 3, those of `from_pretrained`, too."""
+        """Shards weights as they are made under stage 3, even those of `from_pretrained`."""
         with super().module_sharded_context(), self._loads_into_shards():
             yield
 
@@ -130,7 +130,7 @@ class HPUDeepSpeedStrategy(DeepSpeedMixin, HPUStrategy, DeepSpeedStrategy):
     def setup_module(self, module: Module) -> Any:
         """Sets up DeepSpeed to evaluate the module, or to train it with the configured optimizer.
 
-        In the second case `fabric.strategy.model.step()` steps it after `Fabric.backward`.
+        To train, call `fabric.strategy.model.step()` after `Fabric.backward`.
         """
         if "optimizer" in self.deepspeed_config:
             self._make_engine(module)

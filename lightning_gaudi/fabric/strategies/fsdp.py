@@ -47,10 +47,10 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
 
     @override
     def setup_module(self, module: Module) -> Module:
-        """Shards the module, unless its user has.
+        """Shards the module, unless the user has done so.
 
         Raises:
-            MisconfigurationException: Its user has sharded only parts of it.
+            MisconfigurationException: The user has sharded only parts of it.
         """
         wrapped: Module = super().setup_module(module)
         fsdp.check_wrapped(wrapped)
@@ -68,24 +68,26 @@ class HPUFSDPStrategy(FSDPMixin, ShardedHPUStrategy, FSDPStrategy):
         """Clips by the norm of the optimizer's gradients over the shards of all ranks.
 
         Args:
-            module: What `setup` gave for the model.
-            optimizer: Of some of its parameters.
-            max_norm: In units of the gradients.
-            norm_type: The p of the norm; may be infinite.
-            error_if_nonfinite: Raise if the norm is infinite or no number; waits for the device.
+            module: The module that `setup` returned.
+            optimizer: The optimizer of some of its parameters.
+            max_norm: The largest norm, in units of the gradients.
+            norm_type: The p of the norm, which may be infinite.
+            error_if_nonfinite: Whether to raise if the norm is infinite or no number, for which the
+                host waits for the device.
 
         Returns:
             The norm before clipping, of shape ().
 
         Raises:
-            RuntimeError: It is not finite.
+            RuntimeError: The norm is not finite.
         """
         self.precision.unscale_gradients(optimizer)
         norm = clip_fsdp_norm(module, optimizer, max_norm, norm_type)
-        # Phrased so that a card without values, which answers 0 to everything, goes on.
+        # Not `not torch.isfinite(norm)`: a dry card, which has no values, answers 0 to everything,
+        # and must not raise here.
         if error_if_nonfinite and torch.isfinite(norm).logical_not():
             raise RuntimeError(
                 f"The gradients' norm of order {norm_type} is {norm.item()}, so they cannot be "
-                "clipped. Pass error_if_nonfinite=False to go on with them all the same."
+                "clipped. Pass error_if_nonfinite=False to continue with them nevertheless."
             )
         return norm

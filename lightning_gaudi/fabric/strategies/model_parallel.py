@@ -87,7 +87,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         """Lets the optimizer step the shards, even if it was made before them.
 
         Raises:
-            ValueError: It holds weights that the model does not have any more, or states of them.
+            ValueError: It holds weights that the model no longer has, or states of them.
         """
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         lost = self._lost or {}
@@ -99,7 +99,7 @@ class HPUModelParallelStrategy(ModelParallelMixin, ShardedHPUStrategy, ModelPara
         if any(self._on_hpu(parameter) is not parameter for parameter in optimizer.state):
             raise ValueError(
                 "The optimizer has states for whole weights, but parallelize_fn has put shards in "
-                f"their place. {_MAKE_LATER} Load its states from a checkpoint then."
+                f"their place. {_MAKE_LATER} Then load its states from a checkpoint."
             )
         return super().setup_optimizer(optimizer)
 

@@ -96,8 +96,8 @@ class StrategySelection(NamedTuple):
             is_interactive: Whether this is a notebook or a Python shell.
 
         Raises:
-            MisconfigurationException: It has no form for the HPU, an argument that an HPU cannot
-            honour, or is not for that many cards.
+            MisconfigurationException: It has no form for the HPU, has an argument that an HPU
+                cannot honour, or is not for that many cards.
         """
         found = self.to_form(strategy)
         if self._base_name(type(found)) == "SingleDeviceStrategy":
@@ -162,8 +162,8 @@ class StrategySelection(NamedTuple):
             The plugin.
 
         Raises:
-            MisconfigurationException: It does not do what it says on an HPU, or not with this
-                strategy.
+            MisconfigurationException: It would not do on an HPU, or with this strategy, what it
+                says.
         """
         if getattr(plugin, "computes_in_fp8", False):
             return plugin.for_strategy(self._fp8_kind(strategy), strategy.has_whole_weights)
@@ -180,7 +180,7 @@ class StrategySelection(NamedTuple):
         return plugin
 
     def _refuse_shards(self, strategy: Any) -> None:
-        """Refuses to cut up weights that are quantized, whose scales are not parameters."""
+        """Refuses to shard quantized weights, whose scales are no parameters."""
         if self._base_name(type(strategy)) not in ("SingleDeviceStrategy", "DDPStrategy"):
             raise MisconfigurationException(
                 f"plugins=BitsandbytesPrecision(...) keeps all quantized weights on each card, and "

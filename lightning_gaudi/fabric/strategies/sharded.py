@@ -56,15 +56,15 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
         Args:
             path: A local path, or an address that fsspec knows.
-            state: One model in shards, optimizers of it, and whatever else, by name.
+            state: One sharded model, its optimizers, and any other objects, by name.
             storage_options: Not supported.
-            filter: For names in `state`, which of its items to save.
+            filter: Functions by names in `state`, which choose the items to save.
 
         Raises:
             TypeError: `storage_options` are given.
             ValueError: There is not exactly one sharded model.
             IsADirectoryError: `path` is a folder with something else in it.
-            OSError: It cannot be written.
+            OSError: The checkpoint cannot be written.
         """
         refuse_options(storage_options)
         self.guard.save(state)
@@ -99,9 +99,9 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
         """Loads a sharded model and other objects from any kind of checkpoint.
 
         Args:
-            path: A folder of shards or a single file, from whichever strategy.
-            state: What to load into, by name: one model in shards, optimizers of it, and whatever
-                else. Or a model alone, from a file that is a state dict, or from a folder.
+            path: A folder of shards or a single file, saved by any strategy.
+            state: The objects to load into, by name: one sharded model, its optimizers, and any
+                others. Or a model alone, for a folder, or a file that is a state dict.
             strict: Whether the checkpoint must have all names in `state`, and those of the model.
             weights_only: See `HPUCheckpointIO.load_checkpoint`.
 
@@ -109,11 +109,11 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
             The rest of the checkpoint.
 
         Raises:
-            FileNotFoundError: There is nothing.
+            FileNotFoundError: There is no checkpoint.
             KeyError: A name in `state` is not in the checkpoint.
             NotImplementedError: `state` is an optimizer alone.
-            ValueError: There is not just one model in shards; a file is missing or truncated, or
-                does not fit the model or an optimizer.
+            ValueError: There is not exactly one sharded model; or a file is missing, truncated, or
+                not of this model or optimizer.
         """
         if isinstance(state, Optimizer):
             raise NotImplementedError(
@@ -133,7 +133,8 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
     ) -> dict[str, Any]:
         """Loads a local folder or file, or a file at an address; see `load_checkpoint`."""
         folder = Path(path)
-        # A save that was killed between its two renames has left the checkpoint aside.
+        # A save that was killed between its two renames has left the old checkpoint under another
+        # name.
         on_rank_zero(lambda: recover(folder))
         verify = self.reliability.verify_checkpoints
         if is_sharded_folder(folder):
@@ -141,7 +142,7 @@ class ShardedHPUStrategy(ShardedMixin, HPUStrategy):
 
         @damage_on_all_ranks()
         def read(path: _PATH) -> dict[str, Any]:
-            # All ranks of a machine map the same file: one compares it, and tells the others.
+            # All ranks of a machine map the same file: one compares its checksum for all of them.
             is_first = verify and self.local_rank == 0
             return open_mapped(path, weights_only=weights_only, verify=is_first)
 
@@ -179,8 +180,8 @@ def _only_model(state: Mapping[str, Any]) -> tuple[str, Module]:
     if len(models) != 1:
         found = ", ".join(repr(name) for name, _ in models) or "none"
         raise ValueError(
-            "A checkpoint of a model in shards has one such model, as in state={'model': model, "
-            f"...}}, with what Fabric.setup gave for it; found {found} in {[*state]}. Pass one, "
-            "and save each to a path of its own."
+            "A checkpoint of a sharded model needs exactly one, as Fabric.setup returned it, as in "
+            f"state={{'model': model, ...}}; found {found} in {[*state]}. Pass one, and save each "
+            "to a path of its own."
         )
     return models[0]

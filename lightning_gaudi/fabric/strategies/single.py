@@ -19,7 +19,7 @@ from .base import HPUStrategy
 
 
 class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
-    """One card: `Fabric(strategy="hpu_single")`, and what `"auto"` gives on one."""
+    """Trains on one card: `Fabric(strategy="hpu_single")`, and `"auto"` on one card."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SingleHPUStrategy(SingleMixin, HPUStrategy, SingleDeviceStrategy):
             checkpoint_io: An `HPUCheckpointIO` by default.
             precision: An `HPUPrecision`.
             compile: What is compiled in eager mode; see `HPUMixin`.
-            reliability: What keeps the run when something fails; see there.
+            reliability: What protects the run when something fails; see `HPUMixin`.
 
         Raises:
             ValueError: The device is not an HPU, or an argument has a value that is not known.
