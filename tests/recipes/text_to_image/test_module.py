@@ -181,7 +181,7 @@ def test_folders_that_are_no_model_are_refused(folders, tmp_path, monkeypatch):
     flux = tmp_path / "flux"
     flux.mkdir()
     (flux / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
-    with pytest.raises(UserError, match="is a FluxPipeline, but this recipe has the parts of"):
+    with pytest.raises(UserError, match="is a FluxPipeline, but this recipe can run"):
         TextToImage(name=str(flux))
     with pytest.raises(UserError, match=r"no/such: its model_index.json could not be had"):
         TextToImage(name="no/such")

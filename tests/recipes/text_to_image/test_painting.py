@@ -115,7 +115,7 @@ def test_what_the_text_encoder_does_not_see_is_said(folders):
     parts, loaded = load(folders["sd1"], torch.float32)
     painter = Painter(parts, loaded, PaintingSettings())
     long = "a red seven a red seven and zero blue"
-    with pytest.warns(UserWarning, match="takes 8: it does not see 'and zero blue'"):
+    with pytest.warns(UserWarning, match="reads 8 at most: it ignores 'and zero blue'"):
         painter.check_lengths(make_requests([long], (), 1, [0]))
     painter.check_lengths(make_requests(PROMPTS, (), 1, [0]))  # warnings are errors here
 

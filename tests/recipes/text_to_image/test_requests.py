@@ -22,10 +22,10 @@ def test_negative_prompts_and_seeds_may_be_one_each():
 @pytest.mark.parametrize(
     ("negatives", "number", "seeds", "said"),
     [
-        (["x", "y", "z"], 1, [0], "data.negative_prompts has 3 prompts, and data.prompts 2"),
+        (["x", "y", "z"], 1, [0], "data.negative_prompts has 3 prompts, and data.prompts has 2"),
         ((), 2, [1, 2, 3], r"data.seeds has 3 seeds for 4 pictures \(2 prompts x 2\)"),
         ((), 1, [], "data.seeds has 0 seeds for 2 pictures"),
-        ((), 1, [-1], "data.seeds has -1, which is not between"),
+        ((), 1, [-1], r"data\.seeds has -1\. Give seeds from 0"),
         ((), 0, [0], "data.num_images_per_prompt=0 must be at least 1"),
     ],
 )
