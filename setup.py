@@ -44,6 +44,7 @@ setup(
             "simulator/csrc/**/*",
             "simulator/vendor_names/*.json",
             "simulator/measured_cards/*.json",
+            "tools/plan/fitted.json",
         ],
         **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
     },

@@ -1,9 +1,9 @@
-"""Fits step times to published figures, and writes the module and the pages that have the results.
+"""Fits step times to published figures, and writes the files and pages that have the results.
 
     python -m scripts.step_times.fit
 
 It reads the figures (training.csv, decoding.csv) and the counts of their steps (counts.csv); `rule`
-decides which figures are used. It writes `lightning_gaudi/tools/plan/fitted.py`, which a plan
+decides which figures are used. It writes `lightning_gaudi/tools/plan/fitted.json`, which a plan
 reads, and the page docs/reference/step-times.md with its picture. A test compares these files with
 what this writes.
 
@@ -14,8 +14,9 @@ figure is judged by a fit without the figures of its body: of models of its arch
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from scripts.step_times.models import DECODERS
 from scripts.step_times.rule import Row, read, why_no_decoding, why_no_training
 
 ROOT = Path(__file__).parents[2]
-FITTED = ROOT / "lightning_gaudi/tools/plan/fitted.py"
+FITTED = ROOT / "lightning_gaudi/tools/plan/fitted.json"
 PAGE = ROOT / "docs/reference/step-times.md"
 REPRINT = ROOT / "benchmarks/README.md"
 PICTURE = ROOT / "docs/pictures/step-times.svg"
@@ -198,50 +199,21 @@ def _rounded(value: Any) -> float:
     return float(f"{float(value):.4g}")
 
 
-def module(fits: dict[tuple[str, str], Fit]) -> str:
-    """Returns the source of the module that a plan reads."""
-    lines = [
-        '"""What public runs say of the cards: written by `python -m scripts.step_times.fit`."""',
-        "",
-        "from __future__ import annotations",
-        "",
-        "from collections.abc import Mapping",
-        "",
-        "from lightning_gaudi.tools.plan.request import Counted",
-        "from lightning_gaudi.tools.plan.step_times import Fit, Later",
-        "",
-        "FITS: Mapping[tuple[str, str], Fit] = {",
-    ]
-    for key, fit in fits.items():
-        lines.append(f"    {_quoted(key)}: Fit(")
-        for name, value in vars(fit).items():
-            if isinstance(value, dict):
-                lines.append(f"        {name}={{")
-                lines += [f'            "{each}": {number!r},' for each, number in value.items()]
-                lines.append("        },")
-            else:
-                shown = _quoted(value) if isinstance(value, tuple) else repr(value)
-                lines.append(f"        {name}={shown},")
-        lines.append("    ),")
-    lines += ["}", '"""By kind and card."""', "", "LATER: Mapping[tuple[str, str, str], Later] = {"]
-    for row in read("later"):
-        key = _quoted((row["run"], row["hardware"], row["figure"]))
-        lines.append(f'    {key}: Later({float(row["value"])!r}, "{row["release"]}"),')
-    lines += ["}", '"""By run, hardware and figure. Source: scripts/step_times/later.csv."""', ""]
-    lines += ["REFERENCES: Mapping[str, Counted] = {"]
-    for name, counted in count.read_references().items():
-        lines.append(f'    "{name}": Counted(')
-        lines += [f"        {each}={getattr(counted, each)}," for each in count.REFERENCE_COUNTS]
-        lines.append(f'        flops_of={{"bfloat16": {counted.flops}}},')
-        lines += [f"        is_trained={counted.is_trained},", "    ),"]
-    lines += ["}", '"""What the steps of `lightning-gaudi verify` count."""', ""]
-    return "\n".join(lines)
+def data(fits: dict[tuple[str, str], Fit]) -> str:
+    """Returns the JSON file that a plan reads."""
+    by_kind: dict[str, dict[str, Any]] = {}
+    for (kind, card), fit in fits.items():
+        by_kind.setdefault(kind, {})[card] = asdict(fit)
+    references = {
+        name: {each: getattr(counted, each) for each in _COUNTED}
+        for name, counted in count.read_references().items()
+    }
+    found = {"fits": by_kind, "later": read("later"), "references": references}
+    return json.dumps(found, indent=1) + "\n"
 
 
-def _quoted(values: Sequence[str]) -> str:
-    return "(" + ", ".join(f'"{each}"' for each in values) + ")"
-
-
+_COUNTED = (*count.REFERENCE_COUNTS, "flops_of", "is_trained")
+"""The counts of a reference step that are not the defaults."""
 _COLOURS = {"gaudi1": "#c27c0e", "gaudi2": "#0068b5", "gaudi3": "#5b2c83"}
 
 
@@ -497,9 +469,9 @@ def _older(row: Row) -> str:
 
 
 def main() -> int:
-    """Writes the module, the page and the picture."""
+    """Writes the file of the fits, the pages and the picture."""
     fits, figures = judged(training_figures() + decoding_figures())
-    FITTED.write_text(module(fits))
+    FITTED.write_text(data(fits))
     PAGE.write_text(page(figures, fits))
     REPRINT.write_text(reprint(figures))
     PICTURE.write_text(picture(figures))

@@ -32,7 +32,7 @@ def _judged() -> tuple[dict[tuple[str, str], fit.Fit], list[fit.Figure]]:
 
 def test_what_a_plan_reads_is_what_the_script_writes() -> None:
     fits, figures = _judged()
-    assert fit.FITTED.read_text() == fit.module(fits)
+    assert fit.FITTED.read_text() == fit.data(fits)
     assert fit.PAGE.read_text() == fit.page(figures, fits)
     assert fit.REPRINT.read_text() == fit.reprint(figures)
 
@@ -121,7 +121,7 @@ def test_an_estimate_is_the_sum_of_counts_by_their_rates() -> None:
     ("card", "counted", "num_cards", "why"),
     [
         ("a100", TEXT, 1, "no Gaudi"),
-        ("gaudi2", replace(TEXT, flops=0, flops_of={}), 1, "operations nobody knows"),
+        ("gaudi2", replace(TEXT, flops=0, flops_of={}), 1, "operations cannot be counted"),
         ("gaudi2", replace(TEXT, flops_of={"float32": 10**14}), 1, "computes in float32"),
         ("gaudi2", replace(TEXT, flops_of={"float8_e4m3fn": 10**14}), 1, "in float8_e4m3fn"),
         (

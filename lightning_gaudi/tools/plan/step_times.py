@@ -2,7 +2,7 @@
 
 A card's peak only bounds the time of a step from below. Public runs show what is reached: their
 times are modelled as a sum over the counts of a rehearsal, each multiplied by a rate of the card.
-`scripts/step_times` fits the rates, and writes them to `fitted.py`. The range of an estimate is
+`scripts/step_times` fits the rates, and writes them to fitted.json. The range of an estimate is
 where eight of ten figures lay when all figures of their model were left out of the fit. For a
 program unlike all fitted runs there is no estimate, but a reason.
 
