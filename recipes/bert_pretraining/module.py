@@ -134,7 +134,6 @@ class BertPretraining(RecipeModule):
         if not next_sentence:  # otherwise DDP would wait for gradients that never come
             self.model.bert.pooler.requires_grad_(False)
             self.model.cls.seq_relationship.requires_grad_(False)
-        self._totals: Tensor | None = None
         self._filled: list[tuple[int, str]] = []
         self._phase1 = Phase1.of(phase1_checkpoint, self)
 
@@ -215,16 +214,10 @@ class BertPretraining(RecipeModule):
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         return self(batch)  # type: ignore[no-any-return]
 
-    def on_validation_epoch_start(self) -> None:
-        self._totals = torch.zeros(len(self._names_of_totals()), device=self.device)
-
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        """Adds up sums, not means, since the last batch may hold fewer predictions."""
-        assert self._totals is not None
-        self._totals += self(batch, scores=True)
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    @property
+    def num_totals(self) -> int:
+        """The number of sums, with those of next-sentence prediction if it is trained."""
+        return len(self._names_of_totals())
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[FilledMask]:
         """Returns the likeliest tokens in each masked place, in the order of the text."""
@@ -281,9 +274,7 @@ class BertPretraining(RecipeModule):
 
     def log_evaluation(self, stage: str) -> None:
         """Reads the sums of all processes at once, and logs means that live on the host."""
-        assert self._totals is not None
-        sums = dict(zip(self._names_of_totals(), self.sum_over_ranks(self._totals), strict=True))
-        self._totals = None
+        sums = dict(zip(self._names_of_totals(), self.read_totals(), strict=True))
         count = max(sums["num_predictions"], 1.0)
         self.log_on_host({f"{stage}/mlm_loss": sums["mlm_loss"] / count}, prog_bar=True)
         values = {"mlm_accuracy": sums["mlm_correct"] / count}

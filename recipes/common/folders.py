@@ -65,12 +65,15 @@ def folder_to_fill(output: Path) -> Iterator[Path]:
             raise UserError(f"{output} cannot be written: {first_line(error)}") from error
 
 
-def prediction_path(trainer: Trainer, name: str) -> Path:
+def prediction_path(trainer: Trainer, name: str, given: str | None = None) -> Path:
     """Returns where to write predictions, the same place on every rank.
 
-    It is in the folder of the run that the checkpoint is from. If another user may have written to
-    that folder, or there is a symbolic link of that name, it is in the folder of this run.
+    Unless it is given, it is in the folder of the run that the checkpoint is from. If another user
+    may have written to that folder, or there is a symbolic link of that name, it is in the folder
+    of this run.
     """
+    if given:
+        return place_of(given)
     found = run_folder(trainer)
     if trainer.ckpt_path:
         folder = place_of(trainer.ckpt_path).parent

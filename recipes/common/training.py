@@ -49,8 +49,9 @@ class RecipeModule(LightningModule):
     Its `forward` takes a batch, and computes what `training_step` returns, or with `scores=True`
     what an evaluation adds up. It includes the losses, so that one graph has all but the optimizer.
 
-    It tests as it validates: `on_validation_epoch_start` makes ready, `validation_step` adds up,
-    and `log_evaluation` logs what was found, under the name of the stage.
+    It tests as it validates: `validation_step` adds up what `forward` returns for scores, a tensor
+    of `num_totals` sums, and `log_evaluation` logs what `read_totals` makes of them, under the name
+    of the stage.
     """
 
     model: PreTrainedModel
@@ -61,6 +62,11 @@ class RecipeModule(LightningModule):
     """The metrics that the report draws, if they are logged."""
     samples = "samples"
     """The name of a batch's rows; with this one, the pace is reported in tokens, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Not on the class: a checkpoint notes the attributes that a module got after it was made.
+        self._totals: Tensor | None = None
 
     @property
     def compile_regions(self) -> tuple[str, ...]:
@@ -100,6 +106,20 @@ class RecipeModule(LightningModule):
         """
         raise NotImplementedError(f"{type(self).__name__} has to define log_evaluation.")
 
+    @property
+    def num_totals(self) -> int:
+        """The number of sums that `forward` returns for scores."""
+        return 2
+
+    def on_validation_epoch_start(self) -> None:
+        """Starts the sums of the validation, on the device."""
+        self._totals = torch.zeros(self.num_totals, device=self.device)
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Adds up sums, not means, since the last batch may hold fewer samples."""
+        assert self._totals is not None
+        self._totals += self(batch, scores=True)
+
     def on_validation_epoch_end(self) -> None:
         """Logs the scores of the validation."""
         self.log_evaluation("val")
@@ -107,6 +127,10 @@ class RecipeModule(LightningModule):
     def on_test_epoch_start(self) -> None:
         """Prepares for a test as for a validation."""
         self.on_validation_epoch_start()
+
+    def test_step(self, *args: Any) -> None:
+        """Does what a validation does with a batch."""
+        self.validation_step(*args)
 
     def on_test_epoch_end(self) -> None:
         """Logs the scores of the test."""
@@ -188,6 +212,12 @@ class RecipeModule(LightningModule):
                 f"trainer.datamodule is {data!r}. Pass `datamodule={kind.__name__}(...)`."
             )
         return data
+
+    def read_totals(self) -> list[float]:
+        """Returns the sums of an evaluation over all processes; waits for the device once."""
+        assert self._totals is not None
+        totals, self._totals = self._totals, None
+        return self.sum_over_ranks(totals)
 
     def sum_over_ranks(self, totals: Tensor) -> list[float]:
         """Adds a tensor up over all processes, and reads it; called once in an evaluation."""

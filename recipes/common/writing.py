@@ -135,12 +135,15 @@ class Writer:
                     "fewer."
                 )
 
-    def write(self, batch: Mapping[str, Any]) -> None:
+    def write(self, batch: Mapping[str, Any]) -> list[int]:
         """Generates texts for a batch; for the first of its shape several times, to warm up.
 
         Args:
             batch: input_ids and attention_mask [B, T] of the device, and lists of B: the numbers
                 of the prompts, and is_real, False for rows that only fill.
+
+        Returns:
+            The numbers of the prompts; `read` returns the texts.
 
         Raises:
             UserError: for prompts that do not fit the model.
@@ -155,9 +158,11 @@ class Writer:
         except ValueError as error:
             raise UserError(str(error)) from error
         # Rows that only fill get the number -1; leaving them out here would make another shape.
-        pairs = zip(batch["numbers"], batch["is_real"], strict=True)
+        given: list[int] = batch["numbers"]
+        pairs = zip(given, batch["is_real"], strict=True)
         numbers = [number if is_real else _FILLS for number, is_real in pairs]
         self._written.append((numbers, tokens))
+        return given
 
     def read(self) -> dict[int, list[int]]:
         """Waits for the device once for all batches; returns the new tokens by the prompt's number.

@@ -30,7 +30,7 @@ from lightning_gaudi.data import block_diagonal_mask
 from lightning_gaudi.inference import Engine, card_memory_bytes
 from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError, first_line
-from recipes.common.folders import place_of, prediction_path, write_predictions
+from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
@@ -212,7 +212,6 @@ class LlmFinetuning(RecipeModule):
         # A checkpoint of lora has only the adapters, which `on_load_checkpoint` checks.
         self.strict_loading = method == "full"
         self._writer: Writer | None = None
-        self._totals: Tensor | None = None
         self._sequence: DeviceMesh | None = None
         """The cards that share the tokens of rows, under Ulysses."""
         self._is_causal, self._attention = False, ""
@@ -434,16 +433,10 @@ class LlmFinetuning(RecipeModule):
         self._shape = tuple(batch["input_ids"].shape)
         return self(batch)  # type: ignore[no-any-return]
 
-    def on_validation_epoch_start(self) -> None:
-        is_dpo = self._data().hparams["objective"] == "dpo"
-        self._totals = torch.zeros(3 if is_dpo else 2, device=self.device)
-
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        assert self._totals is not None
-        self._totals += self(batch, scores=True)
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+    @property
+    def num_totals(self) -> int:
+        """The number of sums: loss and tokens; or loss, pairs, and pairs ranked right."""
+        return 3 if self._data().hparams["objective"] == "dpo" else 2
 
     def on_predict_start(self) -> None:
         """Merges adapters into the weights beside them, and prepares the writing of answers."""
@@ -464,9 +457,7 @@ class LlmFinetuning(RecipeModule):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """Returns the numbers of the batch's prompts; answers are written at the epoch's end."""
         assert self._writer is not None
-        self._writer.write(batch)
-        numbers: list[int] = batch["numbers"]
-        return numbers
+        return self._writer.write(batch)
 
     def on_predict_epoch_end(self) -> None:
         """Writes the answers of all cards to one file, in the order of the prompts."""
@@ -484,8 +475,7 @@ class LlmFinetuning(RecipeModule):
                 is_exact = text.strip() == reference.strip()
                 row |= {"reference": reference, "task": asked[index].task, "is_exact": is_exact}
             lines.append((index, json.dumps(row, ensure_ascii=False)))
-        given = self._predictions
-        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
+        path = prediction_path(self.trainer, _FILE, self._predictions)
         write_predictions(self.trainer, path, lines)
         self._print(path)
 
@@ -554,9 +544,7 @@ class LlmFinetuning(RecipeModule):
 
     def log_evaluation(self, stage: str) -> None:
         """Logs means over the tokens of all processes, which the host reads in one wait."""
-        assert self._totals is not None
-        loss, num_learnt, *num_right = self.sum_over_ranks(self._totals)
-        self._totals = None
+        loss, num_learnt, *num_right = self.read_totals()
         mean = loss / max(num_learnt, 1.0)
         if num_right:
             found = {f"{stage}/accuracy": num_right[0] / max(num_learnt, 1.0)}

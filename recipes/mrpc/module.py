@@ -147,9 +147,6 @@ class Mrpc(RecipeModule):
         """Keeps logits and labels on the device until all batches are done."""
         self._evaluated.append(self(batch, scores=True))
 
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> dict[str, Tensor]:
         """Returns what `SubmissionWriter` collects: [B] indices (-1: no pair) and predictions."""
         index = torch.where(batch["is_real"], batch["index"], -1)

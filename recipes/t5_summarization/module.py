@@ -18,7 +18,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from lightning_gaudi import vendor
 from lightning_gaudi.inference import has_values
 from recipes.common.errors import UserError
-from recipes.common.folders import place_of, prediction_path, write_predictions
+from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.hub import load_pretrained
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section
@@ -107,7 +107,6 @@ class T5Summarization(RecipeModule):
         self._predictions = predictions
         self.model = self._pretrained() if name else self._from_nothing()
         self._check_tokenizer()
-        self._totals: Tensor | None = None
         self._written: list[tuple[Tensor, Tensor, list[int]]] = []
 
     def configure_model(self) -> None:
@@ -151,7 +150,7 @@ class T5Summarization(RecipeModule):
         return self(batch)  # type: ignore[no-any-return]
 
     def on_validation_epoch_start(self) -> None:
-        self._totals = torch.zeros(2, device=self.device)
+        super().on_validation_epoch_start()
         self._written = []
 
     def validation_step(
@@ -159,13 +158,9 @@ class T5Summarization(RecipeModule):
     ) -> None:
         """Computes the loss of all rows, and writes summaries of the second loader's rows."""
         if dataloader_idx == 0:
-            assert self._totals is not None
-            self._totals += self(batch, scores=True)
+            super().validation_step(batch, batch_idx)
         else:
             self._written.append(self.summarize(batch))
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.validation_step(batch, batch_idx, dataloader_idx)
 
     def on_predict_epoch_start(self) -> None:
         self._written = []
@@ -182,8 +177,7 @@ class T5Summarization(RecipeModule):
             (index, json.dumps({"id": rows[index].id, "summary": summary}))
             for index, summary in self._read_summaries()
         ]
-        given = self._predictions
-        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
+        path = prediction_path(self.trainer, _FILE, self._predictions)
         write_predictions(self.trainer, path, lines)
 
     def summarize(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, list[int]]:
@@ -215,9 +209,7 @@ class T5Summarization(RecipeModule):
 
     def log_evaluation(self, stage: str) -> None:
         """Logs the loss, and ROUGE of the model beside that of summaries without learning."""
-        assert self._totals is not None
-        loss, num_targets = self.sum_over_ranks(self._totals)
-        self._totals = None
+        loss, num_targets = self.read_totals()
         self.log_on_host({f"{stage}/loss": loss / max(num_targets, 1.0)}, prog_bar=True)
         data = self._data()
         if not (rows := data.rows_to_generate(SPLITS[stage])):

@@ -21,7 +21,7 @@ from transformers import BloomConfig, BloomForCausalLM, PreTrainedModel
 from lightning_gaudi.inference import Engine, card_memory_bytes, pad_left, parallelize, to_fp8
 from lightning_gaudi.untrusted import printable
 from recipes.common.errors import UserError
-from recipes.common.folders import place_of, prediction_path, write_predictions
+from recipes.common.folders import prediction_path, write_predictions
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Row, Section, section, table
 from recipes.common.tokenization import check_vocabulary, load_tokenizer, published_tokenizer
@@ -137,7 +137,6 @@ class TextGeneration(RecipeModule):
             self.model = self._from_nothing()
         self._is_configured = self._is_converted = False
         self._writer: Writer | None = None
-        self._totals: Tensor | None = None
         self.num_cards = 1
         """The number of cards that hold a model together."""
 
@@ -203,16 +202,6 @@ class TextGeneration(RecipeModule):
         """Likewise."""
         self._convert()
 
-    def on_validation_epoch_start(self) -> None:
-        self._totals = torch.zeros(2, device=self.device)
-
-    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        assert self._totals is not None
-        self._totals += self(batch, scores=True)
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
     def on_predict_start(self) -> None:
         """Prepares the model to write; see `writing.py`."""
         data = self._data()
@@ -225,9 +214,7 @@ class TextGeneration(RecipeModule):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """Returns the numbers of the prompts; what follows them is written at the end."""
         assert self._writer is not None
-        self._writer.write(batch)
-        numbers: list[int] = batch["numbers"]
-        return numbers
+        return self._writer.write(batch)
 
     def on_predict_epoch_end(self) -> None:
         """Writes the texts of all cards to one file, in the order of the prompts, and the pace."""
@@ -241,8 +228,7 @@ class TextGeneration(RecipeModule):
             if prompt.following:
                 row["reference"] = tokenizer.decode(prompt.following[:num_tokens])
             lines.append((index, json.dumps(row, ensure_ascii=False)))
-        given = self._predictions
-        path = place_of(given) if given else prediction_path(self.trainer, _FILE)
+        path = prediction_path(self.trainer, _FILE, self._predictions)
         write_predictions(self.trainer, path, lines)
         self._print(path)
 
@@ -275,9 +261,7 @@ class TextGeneration(RecipeModule):
 
     def log_evaluation(self, stage: str) -> None:
         """Logs means over the tokens of all processes, which are read at once."""
-        assert self._totals is not None
-        loss, num_tokens = self.sum_over_ranks(self._totals)
-        self._totals = None
+        loss, num_tokens = self.read_totals()
         mean = loss / max(num_tokens, 1.0)
         self.log_on_host({f"{stage}/loss": mean, f"{stage}/perplexity": math.exp(mean)}, True)
 

@@ -22,7 +22,7 @@ from lightning_gaudi.inference import (
     make_scheduler,
 )
 from recipes.common.errors import UserError
-from recipes.common.folders import place_of, prediction_path
+from recipes.common.folders import prediction_path
 from recipes.common.optimizers import EPSILON, OptimizerName, Schedule
 from recipes.common.sections import Section, section, table
 from recipes.common.training import SPLITS, RecipeModule
@@ -125,7 +125,6 @@ class TextToImage(RecipeModule):
             self._index = read_index(name)
         self._painter: Painter | None = None
         self._stopwatch: Stopwatch | None = None
-        self._losses: Tensor | None = None
         self._painted: list[tuple[list[Request], Tensor]] = []
 
     def configure_model(self) -> None:
@@ -168,32 +167,26 @@ class TextToImage(RecipeModule):
 
     def on_validation_epoch_start(self) -> None:
         self._check_paints_digits()
-        self._losses = torch.zeros(2, device=self.device)
+        super().on_validation_epoch_start()
         self._painted, self._painter = [], self._make_painter()
 
     def validation_step(
         self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Computes the loss of real pictures, or paints the captions of the second loader."""
-        assert self._losses is not None
-        assert self._painter is not None
         if dataloader_idx == 0:
-            self._losses += self(batch, scores=True)
+            super().validation_step(batch, batch_idx)
         else:
+            assert self._painter is not None
             pictures = self._painter.paint(batch["requests"])
             self._painted.append((_real(batch), pictures))
-
-    def test_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.validation_step(batch, batch_idx, dataloader_idx)
 
     def on_predict_start(self) -> None:
         """Prepares the model to paint, and warns of prompts that are longer than it can read."""
         self._painter = self._make_painter()
         self._painter.check_lengths(self._data().requests)
         self._stopwatch = Stopwatch(self.device, self._num_warmup_batches, "pictures")
-        given = self._pictures
-        folder = place_of(given) if given else prediction_path(self.trainer, _FOLDER)
-        self._gallery = Gallery(folder)
+        self._gallery = Gallery(prediction_path(self.trainer, _FOLDER, self._pictures))
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[int]:
         """Paints and writes the pictures; returns their numbers."""
@@ -251,9 +244,8 @@ class TextToImage(RecipeModule):
 
     def log_evaluation(self, stage: str) -> None:
         """Logs the loss, and what the classifier recognizes in the pictures of all ranks."""
-        assert self._losses is not None
-        loss, number = self.sum_over_ranks(self._losses)
-        self._losses, self._painter = None, None
+        loss, number = self.read_totals()
+        self._painter = None
         self.log_on_host({f"{stage}/loss": loss / max(number, 1.0)}, prog_bar=True)
         data = self._data()
         if not data.judged(SPLITS[stage]):

@@ -19,6 +19,11 @@ WORDS = [["red green blue"], ["blue green red yellow"]]
 GATHERS = "ignore:.*gather-of-int64-wrong"
 """BERT gathers its token types where it is given none."""
 
+# The data here have no validation.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You defined a `validation_step` but have no:UserWarning"
+)
+
 
 class _Classifier(RecipeModule):
     def __init__(self, hidden_size: int = 8, optimizer: str = "adamw", **settings) -> None:
