@@ -44,9 +44,14 @@ setup(
             "simulator/csrc/**/*",
             "simulator/vendor_names/*.json",
             "simulator/measured_cards/*.json",
+            "report/*.html",
+            "tools/audit/*.html",
             "tools/plan/fitted.json",
         ],
-        **{f"{_SHIPPED}.{name}": ["*.yaml", "*.txt", "*.png", "README.md"] for name in _RECIPES},
+        **{
+            f"{_SHIPPED}.{name}": ["*.yaml", "*.html", "*.txt", "*.png", "README.md"]
+            for name in _RECIPES
+        },
     },
     py_modules=[_AUTOLOAD],
     project_urls={name: address for name, address in _URLS.items() if address},

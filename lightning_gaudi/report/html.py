@@ -1,49 +1,30 @@
-"""Pages of HTML that need nothing else: no network, no scripts. Templates are jinja2's."""
+"""Renders pages of HTML that need nothing else: no network, no scripts. Templates are jinja2's."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
-
-_DOCUMENT = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }}</title>
-<style>
-{{ style }}
-</style>
-</head>
-<body>
-{% block body %}{% endblock %}
-</body>
-</html>
-"""
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def render(template: str, *, title: str, style: str, **values: Any) -> str:
+def render(template: Path, *, title: str, **values: Any) -> str:
     """Returns a page.
 
     Args:
-        template: One of jinja2's that says `{% extends "document" %}` and has the block `body`.
-            What it is given is escaped, but for `Markup`.
-        title: Of the page.
-        style: CSS, taken as it is.
-        values: What the template names.
+        template: A file of jinja2's that says `{% extends "document.html" %}` and has the blocks
+            `style`, for CSS, and `body`. Values are escaped, unless they are `Markup`.
+        title: The title of the page.
+        values: The values that the template names.
 
     Raises:
-        jinja2.UndefinedError: It names something else.
+        jinja2.UndefinedError: The template names something else.
     """
     environment = Environment(
-        loader=DictLoader({"document": _DOCUMENT}),
+        loader=FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found = environment.from_string(template)
-    return found.render(title=title, style=Markup(style), **values)
+    return environment.get_template(template.name).render(title=title, **values)
