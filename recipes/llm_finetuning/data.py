@@ -17,7 +17,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import (
-    BucketBatchSampler,
     BucketDataLoader,
     PackDataset,
     embedded_documents,
@@ -485,27 +484,13 @@ class LlmData(PromptData):
         sizes = np.full(len(packs), length)
         if settings["buckets"]:
             sizes = rows.lengths[[number for [number] in found]]
-        sampler = BucketBatchSampler(
-            sizes,
-            settings["buckets"] or [length],
-            batch_size,
-            shuffle=is_training,
-            seed=settings["seed"],
-            multiple_of=self.num_accumulated,
-            **self.ranks,
-        )
+        sampler = self.sampler(sizes, settings["buckets"] or [length], is_training=is_training)
         num_learnt = len(rows.learnt) if together == 1 else len(rows) / together
         counts: dict[str, float] = {"mean_learnt": batch_size * num_learnt / len(packs)}
         if together > 1:
             counts["max_documents"] = max(map(len, found))
-        workers = settings["num_workers"]
-        return BucketDataLoader(
-            packs,
-            sampler,
-            partial(_collate, pad_token=self.pad_token_id, counts=counts),
-            num_workers=workers,
-            persistent_workers=workers > 0,
-        )
+        collate = partial(_collate, pad_token=self.pad_token_id, counts=counts)
+        return BucketDataLoader(packs, sampler, collate, **self.workers)
 
 
 def _check_source(source: Source, path: Any, columns: Mapping[str, str] | None) -> None:
