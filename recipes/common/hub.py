@@ -80,16 +80,13 @@ def locate(setting: str, name: str) -> tuple[str, str | None]:
     return str(files[0].parent), files[0].name
 
 
-def load_hub_dataset(
-    name: str, subset: str | None, split: str | None, revision: str | None = None
-) -> Any:
+def load_hub_dataset(name: str, subset: str | None, split: str | None) -> Any:
     """Returns a data set of the hub, as a `datasets.Dataset`, or all of its splits by name.
 
     Args:
         name: of the data set, for example `abisee/cnn_dailymail`.
         subset: its configuration, for example `3.0.0`, or a folder in it: `data/finetune`.
         split: train, validation or test; None for all that there are.
-        revision: branch, tag or commit; None for the newest.
 
     Raises:
         UserError: if it cannot be had.
@@ -104,7 +101,7 @@ def load_hub_dataset(
     # A name with a slash is a folder, since no configuration's name has one.
     kind = "data_dir" if "/" in (subset or "") else "name"
     try:
-        return datasets.load_dataset(name, split=split, revision=revision, **{kind: subset})
+        return datasets.load_dataset(name, split=split, **{kind: subset})
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"data.path={name} with data.subset={subset} could not be loaded: {error} Check the "
