@@ -106,8 +106,6 @@ def check_name(name: Any, known: Sequence[str], advice: str) -> None:
         ValueError: It is none of them; the message names the one that was probably meant.
     """
     if name not in known:
-        from .wording import nearest  # needed by messages of errors alone
+        from .wording import did_you_mean  # needed by messages of errors alone
 
-        close = nearest(str(name), known)
-        meant = f"Did you mean {close!r}? " if close else ""
-        raise ValueError(f"There is no {name!r}. {meant}{advice}")
+        raise ValueError(f"There is no {name!r}.{did_you_mean(str(name), known)} {advice}")

@@ -9,7 +9,6 @@ Shapes: B pictures, C channels of latents, h x w their height and width, T token
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from lightning_gaudi._core import vendor
 from lightning_gaudi._core.memory import tags as memory_tags
+from lightning_gaudi._core.wording import did_you_mean
 
 from .engine import Engine, Runner, resolve
 
@@ -64,10 +64,9 @@ def make_scheduler(name: str | None, config: Mapping[str, Any]) -> Scheduler:
     elif name in SCHEDULERS:
         kind = SCHEDULERS[name]
     else:
-        close = difflib.get_close_matches(name, SCHEDULERS, n=1, cutoff=0.4)
-        meant = f"Did you mean {close[0]!r}? " if close else ""
+        meant = did_you_mean(name, SCHEDULERS, 0.4)
         raise ValueError(
-            f"There is no scheduler {name!r}. {meant}There are: {', '.join(SCHEDULERS)}."
+            f"There is no scheduler {name!r}.{meant} There are: {', '.join(SCHEDULERS)}."
         )
     known = inspect.signature(getattr(diffusers, kind).__init__).parameters
     # The configuration of another scheduler has names that this one would warn about.

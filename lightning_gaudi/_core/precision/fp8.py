@@ -24,7 +24,7 @@ from torch.nn.functional import linear
 
 from lightning_gaudi._core import vendor
 
-from ..wording import listed, nearest
+from ..wording import did_you_mean, listed
 
 LEFT_OUT = ("lm_head", "embed_out", "lora_A", "lora_B")
 """Names of layers that stay in bf16: output heads, and adapters, which are too small to gain.
@@ -63,11 +63,9 @@ def check_recipe(given: Any) -> None:
     }
     for name, value in given.items():
         if name not in rules:
-            near = nearest(name, rules)
-            meant = f" Did you mean {near!r}?" if near else ""
             raise ValueError(
-                f"recipe has {name!r}, which delayed scaling does not know.{meant} It takes "
-                f"{', '.join(rules)}."
+                f"recipe has {name!r}, which delayed scaling does not know."
+                f"{did_you_mean(name, rules)} It takes {', '.join(rules)}."
             )
         expected, is_right = rules[name]
         if not is_right(value):
@@ -116,9 +114,10 @@ def find_linears(root: Module, skip: Sequence[str] = ()) -> dict[str, Linear]:
     for name in skip:
         if not any(_is_below(linear, name) for linear in linears):
             parts = {part for linear in linears for part in linear.split(".")}
-            near = nearest(name, {*linears, *parts})
-            meant = f" Did you mean {near!r}?" if near else ""
-            raise ValueError(f"skip has {name!r}, but no linear layer has that name.{meant}")
+            raise ValueError(
+                f"skip has {name!r}, but no linear layer has that name."
+                f"{did_you_mean(name, {*linears, *parts})}"
+            )
     heads = {id(head) for head in _heads(root)}
     embedded = {id(module.weight) for module in root.modules() if isinstance(module, Embedding)}
     found = {

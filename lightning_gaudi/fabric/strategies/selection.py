@@ -197,13 +197,12 @@ class StrategySelection(NamedTuple):
         known = {"auto", *self.registry}
         if isinstance(strategy, str) and strategy.lower() not in known:
             ours = [name for name in known if name.startswith(_BEGINNINGS)]
-            from lightning_gaudi._core.wording import nearest  # needed by messages of errors alone
+            # Needed by messages of errors alone.
+            from lightning_gaudi._core.wording import did_you_mean
 
-            near = nearest(strategy.lower(), ours)
-            meant = f" Did you mean {near!r}?" if near else ""
             raise MisconfigurationException(
-                f"strategy={strategy!r} is unknown.{meant} With accelerator='hpu', pass "
-                f"{self.names}, or an instance of a strategy."
+                f"strategy={strategy!r} is unknown.{did_you_mean(strategy.lower(), ours)} With "
+                f"accelerator='hpu', pass {self.names}, or an instance of a strategy."
             ) from error
         try:
             _convert_precision_to_unified_args(precision)

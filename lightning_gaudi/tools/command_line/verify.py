@@ -138,15 +138,14 @@ def _measure(options: argparse.Namespace, launcher: Sequence[str]) -> int:
 
 
 def _parts(names: str, known: Sequence[str]) -> Sequence[str]:
-    from lightning_gaudi._core.wording import nearest
+    from lightning_gaudi._core.wording import did_you_mean
 
     wanted = [each.strip() for each in names.split(",") if each.strip()]
     for name in wanted:
         if name not in known:
-            close = nearest(name, known)
-            hint = f"Did you mean {close!r}? " if close else ""
+            hint = did_you_mean(name, known)
             raise UsageError(
-                f"--only: there is no part {name!r}. {hint}There are {', '.join(known)}."
+                f"--only: there is no part {name!r}.{hint} There are {', '.join(known)}."
             )
     return wanted or known
 

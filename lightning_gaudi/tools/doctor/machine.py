@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,15 +65,13 @@ class Machine:
     def total_bytes(self, path: str) -> int | None:
         """Returns the size of a file system; None if there is none."""
         with contextlib.suppress(OSError):
-            status = os.statvfs(path)
-            return status.f_blocks * status.f_frsize
+            return shutil.disk_usage(path).total
         return None
 
     def free_bytes(self, path: str) -> int | None:
         """Returns what a user may still write where `path` is; None if that is nowhere."""
         with contextlib.suppress(OSError):
-            status = os.statvfs(path)
-            return status.f_bavail * status.f_frsize
+            return shutil.disk_usage(path).free
         return None
 
     def version(self, package: str) -> str | None:

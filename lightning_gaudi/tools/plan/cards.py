@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from lightning_gaudi._core.wording import did_you_mean
 from lightning_gaudi.hardware import GAUDIS, Gaudi
 from lightning_gaudi.measured_card import VARIABLE, CardFileError, MeasuredCard
 from lightning_gaudi.simulator.settings import MAX_CARDS
@@ -144,8 +144,7 @@ def find_cards(names: str) -> list[Card]:
     found = []
     for name in filter(None, (each.strip() for each in names.split(","))):
         if name not in CARDS:
-            close = difflib.get_close_matches(name, CARDS, 1, 0.4)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            raise ValueError(f"There is no card {name!r}. {hint}There are {', '.join(CARDS)}.")
+            hint = did_you_mean(name, CARDS, 0.4)
+            raise ValueError(f"There is no card {name!r}.{hint} There are {', '.join(CARDS)}.")
         found.append(CARDS[name])
     return found or [*CARDS.values()]
