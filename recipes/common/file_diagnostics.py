@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 
 _DELIMITERS = ",;\t"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -115,10 +115,9 @@ def explain(file: Path, error: Exception, is_text: bool = False) -> UserError:
         except UserError as found:
             return found
     kind = "text" if is_text else suffix[1:]
-    reason = str(error).strip().splitlines() or [type(error).__name__]
     return UserError(
-        f"data.path={file} cannot be read as {kind}: {reason[0]} Fetch or write it again, or take "
-        "it out of the folder."
+        f"data.path={file} cannot be read as {kind}: {first_line(error)} Fetch or write it again, "
+        "or take it out of the folder."
     )
 
 

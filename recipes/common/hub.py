@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 
 Model = TypeVar("Model")
 _PACKAGE = "package:"
@@ -35,9 +35,8 @@ def load_pretrained(cls: type[Model], setting: str, name_or_path: str, **options
             quantizer.remove_quantization_config(loaded)
         return loaded  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"{setting}={name_or_path} could not be loaded as {cls.__name__}: {lines[0]} "
+            f"{setting}={name_or_path} could not be loaded as {cls.__name__}: {first_line(error)} "
             "Check the name and the network. Without a network, download it where there is one "
             f"(`hf download {name_or_path} --local-dir FOLDER`) and set {setting}=FOLDER."
         ) from error

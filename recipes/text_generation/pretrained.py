@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from lightning_gaudi.inference import check_fits, load_weights, memory_table
-from recipes.common.errors import UserError
+from recipes.common.errors import UserError, first_line
 from recipes.common.hub import load_pretrained
 
 _FILES = ("*.safetensors", "*.json")
@@ -68,10 +68,9 @@ def folder_of(name: str, is_local: bool = True) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_FILES, local_files_only=is_local))
     except (OSError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
-            f"model.name={name} could not be downloaded: {lines[0]} Check the name and the "
-            f"network. Without a network, download it where there is one (`hf download {name} "
+            f"model.name={name} could not be downloaded: {first_line(error)} Check the name and "
+            f"the network. Without a network, download it where there is one (`hf download {name} "
             "--local-dir FOLDER`) and set model.name=FOLDER data.tokenizer=FOLDER."
         ) from error
 
