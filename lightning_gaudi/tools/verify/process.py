@@ -123,8 +123,8 @@ class Worker:
             elif message["is"] == "gone":
                 self.outcome.statuses = [self._process.wait()]
                 break
-        # Killed processes that the driver holds in the kernel do not end, and the worker waits for
-        # them. The next part gets another worker.
+        # The worker has ended, or waits for killed processes that the driver holds in the kernel.
+        # The next part gets another worker.
         self.close()
 
     def _end_hung(self, pids: Sequence[int]) -> None:

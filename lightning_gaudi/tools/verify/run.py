@@ -269,7 +269,7 @@ class _Run:
     def _measure_figures(self, part: str) -> None:
         modes = self._modes if part in _IN_BOTH_MODES else self._modes[:1]
         if part == "steps" and self._options.is_quick:
-            modes = modes[-1:]  # lazy, if it can be used, as most public runs were
+            modes = modes[-1:]  # lazy, if it can be used, as public runs were
         for mode in modes:
             for row in self._told(part, mode):
                 self._add(row)
