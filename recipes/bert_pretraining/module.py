@@ -48,7 +48,7 @@ class BertPretraining(RecipeModule):
         num_layers: number of encoder layers.
         num_heads: number of attention heads.
         intermediate_size: width of the feed-forward layers; None for 4 D.
-        dropout: of hidden states and of attention.
+        dropout: dropout of hidden states and of attention.
         initializer_range: standard deviation of the initial weights; 0.02 suits BERT-base, a
             narrow model learns sooner with more.
         initialization: bert; or segments: two heads begin by looking at one segment each, a head
@@ -60,13 +60,13 @@ class BertPretraining(RecipeModule):
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
+        learning_rate: the learning rate at its peak.
         schedule: linear, cosine, polynomial (of the published LAMB runs) or constant.
-        warmup_steps: of increase to the peak; below 1: a share of the run.
-        weight_decay: of all weights but biases and layer norms.
+        warmup_steps: steps of increase to the peak; below 1, a share of the run.
+        weight_decay: weight decay of all weights but biases and layer norms.
         betas: decay of the optimizer's averages.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         phase1_checkpoint: makes this phase 2: weights and moments of the optimizer come from this
             file, schedule and steps begin anew (see `phases.py`). required: `fit` wants one. To go
             on with an interrupted phase 2, give that checkpoint as `--ckpt_path` as well.

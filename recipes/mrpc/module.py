@@ -42,18 +42,18 @@ class Mrpc(RecipeModule):
         hidden_size: width of a new model.
         num_layers: number of encoder layers of a new model.
         num_heads: number of attention heads of a new model.
-        dropout: of hidden states and of attention; None: as pretrained, 0.1 for a new model.
+        dropout: dropout of states and of attention; None: as pretrained, 0.1 for a new model.
         initializer_range: standard deviation of the initial weights of a new model.
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
+        learning_rate: the learning rate at its peak.
         schedule: linear, cosine, polynomial or constant after the warm-up.
         warmup_steps: 1 or more: steps of linear increase; below 1: a share of the run.
-        weight_decay: of all weights but biases and layer norms.
-        betas: of the optimizer.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; for the others set trainer.gradient_clip_val.
+        weight_decay: weight decay of all weights but biases and layer norms.
+        betas: the optimizer's betas.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; for the others set trainer.gradient_clip_val.
 
     Raises:
         UserError: for a model that cannot be had, is no BERT, or does not fit the tokenizer.

@@ -52,24 +52,24 @@ class T5Summarization(RecipeModule):
         d_model: width.
         d_kv: width of a head.
         d_ff: width of the feed-forward layers.
-        num_layers: of the encoder, and of the decoder.
+        num_layers: number of blocks of the encoder, and of the decoder.
         num_heads: number of attention heads.
         feed_forward: relu (T5) or gated-gelu (T5 1.1, flan-T5).
-        dropout: of a model from nothing and of a published one.
-        tokenizer: name or folder of the tokenizer, to see whether it fits.
+        dropout: dropout of a new model, and of a published one.
+        tokenizer: name or folder of the tokenizer, which is checked against the model.
         max_target_length: tokens that are generated (T).
         gradient_checkpointing: recompute each block in the backward pass: a fraction of the memory
             for activations, about a third more computation, the same gradients to the bit.
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
-        schedule: of the learning rate: linear, cosine, polynomial or constant.
+        learning_rate: the learning rate at its peak.
+        schedule: schedule of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
-        weight_decay: of all weights but norms.
-        betas: of the optimizer.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        weight_decay: weight decay of all weights but norms.
+        betas: the optimizer's betas.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         predictions: the file that `predict` writes, one JSON object a line; None: summaries.jsonl
             in the folder of the run that the checkpoint is from.
     """
@@ -102,7 +102,7 @@ class T5Summarization(RecipeModule):
         predictions: str | None = None,
     ) -> None:
         super().__init__()
-        # Not saved: where to write belongs to a run, and a checkpoint must not decide it.
+        # Where to write is no property of the model, so a checkpoint must not set it.
         self.save_hyperparameters(ignore=["predictions"])
         self._predictions = predictions
         self.model = self._pretrained() if name else self._from_nothing()
@@ -110,7 +110,7 @@ class T5Summarization(RecipeModule):
         self._written: list[tuple[Tensor, Tensor, list[int]]] = []
 
     def configure_model(self) -> None:
-        """Cuts the model up where `ModelParallelStrategy` asks for it; see `sharding.py`."""
+        """Divides the model under `ModelParallelStrategy`; see `sharding.py`."""
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
         elif self._trainer is not None and isinstance(self.trainer.strategy, DeepSpeedStrategy):

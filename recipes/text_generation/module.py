@@ -39,52 +39,53 @@ _WRITING = tuple(WritingSettings.__dataclass_fields__)
 
 
 class TextGeneration(RecipeModule):
-    """Trains a Bloom from nothing, or a published decoder-only model of transformers.
+    """Trains a new Bloom, or a published decoder-only model of transformers.
 
     Nothing in a training step waits for the device, and all blocks have one shape.
 
     Args:
-        name: of a published model (bigscience/bloomz-7b1, ...), or a folder that `save_pretrained`
-            or `export` wrote; None starts from random weights of these sizes:
+        name: name of a published model (bigscience/bloomz-7b1, ...), or a folder that
+            `save_pretrained` or `export` wrote; None makes a new model of the following sizes.
         vocab_size: number of token embeddings (V).
         hidden_size: width.
         num_layers: number of blocks.
         num_heads: number of attention heads.
-        dropout: of hidden states and of attention; of a model from nothing.
+        dropout: dropout of hidden states and of attention; of a model from nothing.
         initializer_range: standard deviation of the initial weights of a new model.
         attention: transformers' `attn_implementation`: eager, sdpa or gaudi_fused_sdpa (the
             vendor's kernel); None for transformers' default.
-        tokenizer: name or folder of the tokenizer, to see whether it fits.
+        tokenizer: name or folder of the tokenizer, which is checked against the model.
         optimizer: auto (AdamW: the vendor's kernel on an HPU that has all of each weight, torch's
             elsewhere), adamw or lamb (torch's), fused_adamw or fused_lamb (the vendor's kernels
             for hpu; an error elsewhere).
-        learning_rate: at its peak.
-        schedule: of the learning rate: linear, cosine, polynomial or constant.
+        learning_rate: the learning rate at its peak.
+        schedule: schedule of the learning rate: linear, cosine, polynomial or constant.
         warmup_steps: steps of increase to the peak; below 1, a share of the run.
-        weight_decay: of all weights but biases and norms.
-        betas: of the optimizer.
-        epsilon: of the optimizer: added to the denominator of its step.
-        max_grad_norm: of lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
+        weight_decay: weight decay of all weights but biases and norms.
+        betas: the optimizer's betas.
+        epsilon: the optimizer's epsilon, which is added to the denominator of its step.
+        max_grad_norm: for lamb and fused_lamb; the others take `trainer.gradient_clip_val`.
         dtype: of the weights in prediction: fp32, bf16, or fp8, which is bf16 with linear layers
             whose weights and products are in fp8; `validate` and `test` judge it. Its scales are
             found by the first prompts. Training wants fp32; see trainer.precision.
         max_new_tokens: tokens that `predict` adds to each prompt.
-        temperature: 0 takes the likeliest token each time; else tokens are drawn.
-        top_k: draw among the k likeliest tokens only; None: among all.
-        top_p: draw among the likeliest tokens that have this probability together; None: all.
-        sampling_seed: of what is drawn; prompt number i draws with this plus i, in any batch.
+        temperature: 0 takes the likeliest token each time; otherwise tokens are drawn.
+        top_k: draws among the k likeliest tokens only; None draws among all.
+        top_p: draws among the likeliest tokens that together have this probability; None draws
+            among all.
+        sampling_seed: seed of the draws; prompt number i draws with this plus i, in any batch.
         engine: how a token's step is run: auto, graph (HPU graphs; lazy mode), compile (eager
             mode) or none.
-        check_end_every: after so many tokens the host asks the device whether all texts of the
-            batch have ended; None: never, and nothing waits.
-        stop_at_end: a text ends with the end-of-sequence token; False writes on.
+        check_end_every: after how many tokens the host asks the device whether all texts of the
+            batch have ended; None never asks, so nothing waits.
+        stop_at_end: ends a text at the end-of-sequence token; False writes on.
         num_warmup: generations of each shape before those that are measured.
-        predictions: the file that `predict` writes, one JSON object a line; None: texts.jsonl in
-            the folder of the run that the checkpoint is from.
+        predictions: the file that `predict` writes, with one JSON object a line; None writes
+            texts.jsonl in the folder of the checkpoint's run.
 
     Raises:
-        UserError: for a model that cannot be had, does not generate text or does not fit the
-            tokenizer, and for settings that contradict each other.
+        UserError: The model cannot be read, does not generate text or does not suit the tokenizer,
+            or settings contradict each other.
     """
 
     validation_score = "val/perplexity"
@@ -123,7 +124,7 @@ class TextGeneration(RecipeModule):
         super().__init__()
         given = dict(locals())
         self.writing = WritingSettings(**{each: given[each] for each in _WRITING})
-        # Not saved: how and where to write belongs to a run, and a checkpoint must not decide it.
+        # How and where to write is no property of the model, so a checkpoint must not set it.
         self.save_hyperparameters(ignore=[*_WRITING, "dtype", "predictions"])
         self._writing_dtype: torch.dtype = _DTYPES[dtype]
         self._is_fp8 = dtype == "fp8"
@@ -146,7 +147,7 @@ class TextGeneration(RecipeModule):
             pretrained.download(self.hparams["name"])
 
     def configure_model(self) -> None:
-        """Cuts the model up where `ModelParallelStrategy` asks for it; loads a published one."""
+        """Divides the model under `ModelParallelStrategy`, and loads a published one."""
         if self._is_configured:
             return
         mesh = None if self.device_mesh is None else self.device_mesh["tensor_parallel"]
@@ -195,11 +196,11 @@ class TextGeneration(RecipeModule):
         return {"loss": self(batch)}
 
     def on_validation_start(self) -> None:
-        """Has a model that is judged in fp8 compute so."""
+        """Converts a model that is judged in fp8."""
         self._convert()
 
     def on_test_start(self) -> None:
-        """Likewise."""
+        """Converts a model that is judged in fp8."""
         self._convert()
 
     def on_predict_start(self) -> None:
