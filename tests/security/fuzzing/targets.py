@@ -33,6 +33,7 @@ EXEMPT = {
     "lightning_gaudi._core.processes.farewell:_Neighbours._read_new": _SHOWN,
     "lightning_gaudi.reliability.cards:CardQuestion._read_all": _SHOWN,
     "lightning_gaudi.strategies.signals:InterruptWatch._run": _OWN_PIPE,
+    "lightning_gaudi.tools.plan.fitted:<module>": _OURS,
     "lightning_gaudi.untrusted:_may_be_root": _KERNEL,
     "lightning_gaudi._core.processes:status": _KERNEL,
     "lightning_gaudi.untrusted:_escaped": _MAKES,
