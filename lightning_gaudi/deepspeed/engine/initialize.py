@@ -65,6 +65,7 @@ def make_engine(
         )
     if is_stage_3(config):
         begin_steps_with_engine(engine)
+        memory.save_views_as_weights(model)
     memory.share_equal_copies(engine.optimizer)
     copy_at_once(engine.optimizer)
     measure_at_once(engine.optimizer)

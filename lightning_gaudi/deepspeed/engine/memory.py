@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Module
 
 from lightning_gaudi._patches.apply import replace, require
@@ -79,6 +80,58 @@ def share_equal_copies(optimizer: Any) -> None:
     for weight, master in _pairs(*(getattr(optimizer, name) for name in names)):
         if _is_copy(weight, master):
             replace(_PATCH, master, "data", weight.data)
+
+
+def save_views_as_weights(model: Module) -> None:
+    """Has autograd save a part or a transpose of a ZeRO-3 weight as the weight itself.
+
+    A weight that autograd saves is released after its forward, and gathered again for its backward.
+    A view of it keeps the gathered memory until then: of Mixtral, whose experts are parts of one
+    weight in each layer, all cards held all weights. Modules of torch save weights alone. What is
+    compiled takes views within its graphs.
+
+    Args:
+        model: With the hooks of DeepSpeed's engine, which gather before those that are added here.
+    """
+    for module in model.modules():
+        is_own = not type(module).__module__.startswith("torch.nn.")
+        weights = [each for each in module.parameters(recurse=False) if hasattr(each, "ds_id")]
+        if is_own and any(len(each.ds_shape) > 1 for each in weights):
+            views = _SavedViews(weights)
+            module.register_forward_pre_hook(views.begin)
+            module.register_forward_hook(views.end, always_call=True)
+
+
+class _SavedViews:
+    """What autograd saves of some weights, while a module of theirs runs."""
+
+    def __init__(self, weights: list[Any]) -> None:
+        self._weights = weights
+        self._begun: list[saved_tensors_hooks] = []
+
+    def begin(self, module: Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._begun.append(saved_tensors_hooks(self._pack, self._unpack))
+            self._begun[-1].__enter__()
+
+    def end(self, module: Module, args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling() and self._begun:
+            self._begun.pop().__exit__()
+
+    def _pack(self, saved: Tensor) -> Any:
+        memory = saved.untyped_storage().data_ptr()
+        for weight in self._weights:
+            if memory and weight.untyped_storage().data_ptr() == memory:
+                return weight, saved.size(), saved.stride(), saved.storage_offset()
+        return saved
+
+    @staticmethod
+    def _unpack(saved: Any) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        weight, *place = saved
+        view: Tensor = weight.detach().as_strided(*place)
+        return view
 
 
 def _pairs(weights: Iterable[Any], masters: Iterable[Any]) -> list[tuple[Tensor, Tensor]]:
