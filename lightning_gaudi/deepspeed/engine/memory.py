@@ -95,7 +95,9 @@ def save_views_as_weights(model: Module) -> None:
     """
     for module in model.modules():
         is_own = not type(module).__module__.startswith("torch.nn.")
-        weights = [each for each in module.parameters(recurse=False) if hasattr(each, "ds_id")]
+        weights: list[Any] = [
+            each for each in module.parameters(recurse=False) if hasattr(each, "ds_id")
+        ]
         if is_own and any(len(each.ds_shape) > 1 for each in weights):
             views = _SavedViews(weights)
             module.register_forward_pre_hook(views.begin)
