@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -14,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from recipes.common.errors import UserError
+from recipes.common.tokenization import use_all_cores
 
 _CHUNK_CHARACTERS = 2**20
 
@@ -84,7 +84,7 @@ def write_tokens(
     documents: Iterable[Sequence[str]], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
     """Tokenizes on all cores, a million characters at a time, into files of `folder`."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    use_all_cores()
     encode = _encoder(tokenizer)
     dtype = np.uint16 if len(tokenizer) <= np.iinfo(np.uint16).max + 1 else np.uint32
     num_tokens = num_sentences = 0

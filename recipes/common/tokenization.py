@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import string
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -38,6 +40,18 @@ BLOOM_TOKENS = {
 }
 
 
+@cache
+def use_all_cores() -> None:
+    """Lets tokenizers use all cores in this process, and a single one in forks of it.
+
+    Their threads do not exist in a fork (tokenizers 0.23): with the variable at "true" a fork that
+    tokenizes waits for them forever, and if the variable is not set, each fork warns.
+    """
+    name = "TOKENIZERS_PARALLELISM"
+    os.environ.setdefault(name, "true")
+    os.register_at_fork(after_in_child=partial(os.environ.__setitem__, name, "false"))
+
+
 def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrainedTokenizerFast:
     """Learns a lower-case WordPiece vocabulary of at most `vocab_size` entries, as BERT has.
 
@@ -61,6 +75,7 @@ def train_wordpiece(documents: Iterable[Sequence[str]], vocab_size: int) -> PreT
         min_frequency=2,
         show_progress=False,
     )
+    use_all_cores()
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     result = _wordpiece(tokenizer.get_vocab())
     sep, cls = (BERT_TOKENS[name] for name in ("sep_token", "cls_token"))
@@ -91,6 +106,7 @@ def train_bpe(documents: Iterable[Sequence[str]], vocab_size: int) -> PreTrained
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=list(T5_TOKENS.values()), show_progress=False
     )
+    use_all_cores()
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     return tokenizer_from_json(tokenizer.to_str(), T5_TOKENS)
 
@@ -132,6 +148,7 @@ def train_byte_bpe(
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
+    use_all_cores()
     tokenizer.train_from_iterator(chain.from_iterable(documents), trainer)
     return tokenizer_from_json(tokenizer.to_str(), special_tokens)
 

@@ -5,9 +5,7 @@ Shapes: T tokens of a row.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
 from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from recipes.common.errors import UserError, first_line
+from recipes.common.tokenization import use_all_cores
 from recipes.llm_finetuning.conversations import Conversation, Message
 
 IGNORED = -100
@@ -206,7 +205,7 @@ def encode_conversations(
     Raises:
         UserError: The template refuses a conversation, or an answer has no token.
     """
-    _use_all_cores()
+    use_all_cores()
     template, rows, num_cut, num_at_start = Template(tokenizer), [], 0, 0
     found = _tokenized(conversations, template, tokenizer)
     if together > 1:
@@ -233,7 +232,7 @@ def encode_documents(
 
     The token that ends a text is added to each. A longer text becomes several rows.
     """
-    _use_all_cores()
+    use_all_cores()
     end, rows = tokenizer.eos_token_id, []
     for batch in _batched(texts):
         encoded = tokenizer(
@@ -246,18 +245,6 @@ def encode_documents(
                 if len(part) > 1:
                     rows.append((part, _shifted(part)))
     return EncodedRows(rows)
-
-
-@cache
-def _use_all_cores() -> None:
-    """Lets tokenizers use all cores in this process, and a single one in forks of it.
-
-    Their threads do not exist in a fork (tokenizers 0.23): with the variable at "true" a fork that
-    tokenizes waits for them forever, and if the variable is not set, each fork warns.
-    """
-    name = "TOKENIZERS_PARALLELISM"
-    os.environ.setdefault(name, "true")
-    os.register_at_fork(after_in_child=partial(os.environ.__setitem__, name, "false"))
 
 
 _Tokenized = tuple[Conversation, np.ndarray, np.ndarray]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -123,6 +124,17 @@ class MrpcData(RecipeData):
             return "made by rules from sentences of documentation (embedded)"
         return f"from {self.hparams['path']}"
 
+    def read(self, command: str) -> None:
+        """Encodes the pairs that a fit needs, but for those of the hub, which one rank asks."""
+        # Other ranks of a machine find then what the first one has put into the cache.
+        is_first = os.environ.get("LOCAL_RANK", "0") == "0"
+        if command == "fit" and self.hparams["source"] != "hub" and is_first:
+            self.prepare_data()
+            self.setup("fit")
+            for split in ("train", "validation"):
+                if split in self.pairs:
+                    self._encode(split)
+
     def prepare_data(self) -> None:
         """Fills the cache of the embedded text, or of the hub, once a machine."""
         if self.hparams["source"] == "embedded":
@@ -204,10 +216,7 @@ class MrpcData(RecipeData):
         settings = self.hparams
         if self.tokenizer is None:  # and no checkpoint has brought one
             self._split("train")
-        if split not in self._encoded:
-            pairs = self._split(split)
-            self._encoded[split] = EncodedPairs(pairs, self.tokenizer, settings["max_length"])
-        dataset: EncodedPairs | PackDataset = self._encoded[split]
+        dataset: EncodedPairs | PackDataset = self._encode(split)
         lengths, boundaries = dataset.lengths, self._boundaries(dataset)
         batch_size = self.samples_per_batch(is_training=split == "train")
         collate_fn = partial(collate, pad_token_id=self.tokenizer.pad_token_id)
@@ -223,6 +232,12 @@ class MrpcData(RecipeData):
             )
         sampler = self.sampler(lengths, boundaries, is_training=split == "train")
         return BucketDataLoader(dataset, sampler, collate_fn, **self.workers)
+
+    def _encode(self, split: str) -> EncodedPairs:
+        if split not in self._encoded:
+            pairs, limit = self._split(split), self.hparams["max_length"]
+            self._encoded[split] = EncodedPairs(pairs, self.tokenizer, limit)
+        return self._encoded[split]
 
     def _boundaries(self, dataset: EncodedPairs) -> list[int]:
         limit, number = self.hparams["max_length"], self.hparams["num_buckets"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -12,6 +11,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from lightning_gaudi.data import pack_batch, pad_batch
+from recipes.common.tokenization import use_all_cores
 from recipes.mrpc.pairs import Pair
 
 _NO_LABEL = -100
@@ -30,7 +30,7 @@ class EncodedPairs(Dataset[dict[str, Any]]):
     def __init__(
         self, pairs: Sequence[Pair], tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> None:
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in workers
+        use_all_cores()
         encoded = tokenizer(
             [pair.first for pair in pairs],
             [pair.second for pair in pairs],

@@ -5,7 +5,6 @@ Shapes: S source tokens, T target tokens.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -15,6 +14,7 @@ import numpy as np
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from recipes.common.tokenization import use_all_cores
 from recipes.t5_summarization.corpora import Row
 
 _CHUNK_ROWS = 4096
@@ -85,7 +85,7 @@ def tokenize(
         max_target_length: tokens of a summary (T), likewise.
         keep_text: keep the rows too.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    use_all_cores()
     sources, targets = [_pack([])], [_pack([])]
     kept: list[Row] = []
     num_empty, remaining = 0, iter(rows)

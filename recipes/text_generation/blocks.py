@@ -5,7 +5,6 @@ Shapes: T tokens of a block.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -14,10 +13,12 @@ import numpy as np
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from recipes.common.tokenization import use_all_cores
+
 
 def to_stream(documents: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Returns all tokens, int32, with an end-of-sequence token around each document."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns in DataLoader workers
+    use_all_cores()
     encoded = tokenizer(
         list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False
     )["input_ids"]

@@ -98,6 +98,22 @@ def test_test_needs_labels_and_predict_does_not(make_data):
     assert len(list(data.predict_dataloader())) == 4
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_the_first_rank_encodes_before_a_fit_what_the_fit_takes(make_data, monkeypatch, rank):
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    data = make_data()
+    data.read("fit")
+    encoded, tokenizer = dict(data._encoded), data.tokenizer
+    assert set(encoded) == ({"train", "validation"} if rank == "0" else set())
+    data.setup("fit")
+    data.train_dataloader(), data.val_dataloader()
+    assert all(data._encoded[split] is each for split, each in encoded.items())
+    assert tokenizer in (data.tokenizer, None)
+    other = MrpcData(**data.hparams)
+    other.setup("fit")
+    assert len(other.train_dataloader()) == len(data.train_dataloader())
+
+
 def test_a_missing_split_is_named_where_it_is_needed(make_data, tmp_path):
     (tmp_path / "dev.tsv").write_bytes((FIXTURES / "glue" / "dev.tsv").read_bytes())
     data = MrpcData("path", str(tmp_path), vocab_size=VOCAB_SIZE)
