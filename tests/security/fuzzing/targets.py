@@ -105,7 +105,6 @@ EXEMPT = {
     "recipes.bert_pretraining.prepared:_write_tokens": "it opens a folder that it has just written",
     "recipes.bert_pretraining.sequences:sentence_pairs": _MEMORY,
     "recipes.bert_pretraining.several:open_corpora": "recipes.corpora has it",
-    "recipes.bert_pretraining.tokenized:write_tokens": _MAKES,
     "recipes.common.export:_name_for_transformers_4": "it reads what it has just written",
     "recipes.common.hub:load_hub_dataset": "datasets reads it, and is asked by name alone",
     "recipes.llm_finetuning.embedded:_names": "Python's own sources, as installed",
