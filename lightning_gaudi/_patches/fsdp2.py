@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 
+from .._core.memory.adjacent import joined
 from .apply import require, wrap
 
 _PATCH = "fsdp2-copies"
@@ -83,7 +84,7 @@ def _copy_in(
     own = output.narrow(0, num_elements * rank, num_elements)
     if all(shard.device.type == "hpu" and shard.dtype == own.dtype for shard in shards):
         shards = [shard.reshape(-1) for shard in shards]
-        if (together := _together(shards)) is not None:
+        if (together := joined(shards)) is not None:
             return together, output  # sent from where it is
         with torch.no_grad():
             torch.cat(shards, out=own)
@@ -93,22 +94,12 @@ def _copy_in(
     return own, output
 
 
-def _together(parts: list[Tensor]) -> Tensor | None:
-    """Returns one-dimensional tensors as one, if they lie one behind the other in one memory."""
-    ends = [part.storage_offset() + part.numel() for part in parts[:-1]]
-    begins = [part.storage_offset() for part in parts[1:]]
-    memories = {part.untyped_storage().data_ptr() for part in parts}
-    if ends != begins or len(memories) > 1:
-        return None
-    return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
-
-
 @torch.inference_mode(False)  # an evaluation may come first, and these shards train later
 @torch.no_grad()
 def _in_one_memory(fsdp_params: list[Any]) -> Tensor:
     """Returns the shards of a group as one tensor, once they have been moved into one memory."""
     shards = [each._sharded_param_data for each in fsdp_params]
-    if (together := _together(shards)) is not None:
+    if (together := joined(shards)) is not None:
         return together
     together = torch.cat(shards)
     parts = torch.split(together, [shard.numel() for shard in shards])

@@ -11,8 +11,9 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from benchmarks.growth_rows import ordinary
 from lightning_gaudi.data import (
     BucketBatchSampler,
     BucketDataLoader,
@@ -21,7 +22,6 @@ from lightning_gaudi.data import (
     sampler,
 )
 from lightning_gaudi.data.large_order import BucketIndex, Shuffled
-from lightning_gaudi.data.position import LoaderPosition
 from lightning_gaudi.data.position_iterators import passed_over
 
 BOUNDARIES = [16, 64, 128]
@@ -167,17 +167,7 @@ class _Work:
 
 
 def _resuming_in_order(num_samples: int) -> Callable[[], object]:
-    loader = DataLoader(range(num_samples), 32)
-    position = LoaderPosition(loader)
-    next(position.make_iterator())
-    saved = position.state_dict() | {"taken": len(loader) // 2}
-
-    def resume() -> object:
-        assert position.loader is loader  # which it does not keep
-        position.load_state_dict(saved, within_epoch=True)
-        return next(position.make_iterator())
-
-    return resume
+    return ordinary(num_samples, shuffle=False)
 
 
 def _resuming_in_training(num_samples: int) -> Callable[[], object]:

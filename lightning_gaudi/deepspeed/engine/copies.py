@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lightning_gaudi._core.memory.adjacent import joined
 from lightning_gaudi._patches.apply import replace, require
 
 from .norms import ranks_of, stage_of
@@ -133,15 +134,12 @@ class _Buckets:
             and dtype == parts[0].dtype
             and getattr(optimizer, "sequence_parallel_size", 1) == 1
             and size <= options.get("numel_per_bucket", 0)
-            and _follow_each_other(parts)
         )
-        if not is_whole:
+        whole = joined(parts) if is_whole else None
+        if whole is None:
             self._originals["allreduce_and_scatter"](bucket, dtype, **options)
             return
-        dist.all_reduce(
-            parts[0].as_strided((size,), (1,)),
-            group=options.get("process_group") or optimizer.dp_process_group,
-        )
+        dist.all_reduce(whole, group=options.get("process_group") or optimizer.dp_process_group)
 
     def _keep(self, weight: Any, *group_index: int) -> None:
         """Notes a weight whose reduced gradient this rank needs, until its bucket is through."""
@@ -176,14 +174,6 @@ def _concatenate(gradients: list[Tensor], buffer: Tensor) -> None:
     parts: Any = torch.split(buffer, [each.numel() for each in gradients])
     for gradient, part in zip(gradients, parts, strict=True):
         gradient.data = part.view_as(gradient)
-
-
-def _follow_each_other(parts: list[Tensor]) -> bool:
-    """Returns whether one-dimensional tensors lie one behind the other in one memory."""
-    ends = [part.storage_offset() + part.numel() for part in parts[:-1]]
-    begins = [part.storage_offset() for part in parts[1:]]
-    memories = {part.untyped_storage().data_ptr() for part in parts}
-    return ends == begins and len(memories) == 1 and all(part.is_contiguous() for part in parts)
 
 
 def _part(
