@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+import warnings
 
 import pytest
 
@@ -34,6 +35,13 @@ _GIVEN = set(os.environ)
 
 # Activates the simulator, so that test modules may import habana_frameworks before torch.
 import torch  # noqa: E402
+
+# Once asked whether there is an HPU, transformers replaces torch.scatter and others by functions of
+# Python that TorchScript cannot compile. It compiles these decompositions, for forward mode, when a
+# test first needs them: before that, whichever tests came earlier.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's own, of its TorchScript
+    import torch._decomp.decompositions_for_jvp
 
 # The vendor's package sets them when it is imported: the programs that tests start would all meet
 # at the same port. And the simulator names its server: they have one of their own, since a test may
