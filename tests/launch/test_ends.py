@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -95,6 +96,27 @@ def _agrees_to_end(rank: int, folder: Path) -> None:
 def test_rank_0_keeps_the_store_where_all_have_agreed_to_end(tmp_path: Path) -> None:
     call_forked(_end_by_agreement, tmp_path, timeout=100)
     assert json.loads((tmp_path / "result").read_text()) == [143, 143]
+
+
+def test_a_store_that_leaves_once_all_have_heard_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 asks for something when its thread has already told rank 0 that it may leave."""
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    both = [farewell.Farewell(None, "end", store, rank, 2) for rank in range(2)]
+
+    def gone() -> None:
+        assert both[1]._is_told.wait(60)
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(both[1], "_who_has_died", gone)
+    for each in both:
+        each.listen()
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(farewell.Farewell.wait, both)]
+    for each in both:
+        each.close()
+    assert found == [None, None]
 
 
 def _does_another_thing(rank: int) -> str:

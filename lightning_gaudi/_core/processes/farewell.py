@@ -53,8 +53,10 @@ _JOIN_S = 5.0
 _DEATH_S = 0.5
 """How often a rank that waits at its end looks whether one beside it has died."""
 
-_HEARD_S = 2.5
-"""How long the rank that holds the store as a rule stays for the others to read how it ends."""
+_HEARD_S, _ALL_HEARD_S = 2.5, 30.0
+"""How long the rank that holds the store as a rule stays for the others to read how it ends.
+
+The second holds where all have come: each reads it at once, unless its processor is busy."""
 
 _FOR_EVER = timedelta(days=20)
 """How long a thread waits for its key at a time: torch counts milliseconds in 32 bits."""
@@ -276,12 +278,14 @@ class Farewell:
                 store.wait([_told(self.rank)], _FOR_EVER)
                 if store.check([_OUTCOME]):
                     outcome = _shown(store.get(_OUTCOME))
-                    self._note_heard(store)
             except RuntimeError:
                 outcome = _NO_STORE
         if outcome not in ("", _ALL, _NO_STORE):
             self.heard = outcome
-        self._outcome = outcome
+        self._outcome = outcome  # first: whoever holds the store may leave once this is heard
+        if outcome not in ("", _NO_STORE):
+            with contextlib.suppress(RuntimeError):
+                self._note_heard(store)
         self._is_told.set()
         if outcome in ("", _ALL):
             return
@@ -300,15 +304,16 @@ class Farewell:
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(outcome)
             if self.rank == 0:
-                self._stay_until_heard()
+                self._stay_until_heard(_HEARD_S)
 
-    def _stay_until_heard(self) -> None:
+    def _stay_until_heard(self, most_s: float) -> None:
         """Keeps the store for the others, of which some may not listen."""
-        end = time.monotonic() + _HEARD_S
+        end = time.monotonic() + most_s
         while time.monotonic() < end:
             dead = [each for each in self._neighbours.dead() if not self._has(f"{_HEARD}/{each}")]
+            num_heard = self._store.add(_HEARD, 0)  # before this rank's own is looked for
             is_own = self._has(f"{_HEARD}/{self.rank}")
-            if self._store.add(_HEARD, 0) - is_own + len(dead) >= self._world_size - 1:
+            if num_heard - is_own + len(dead) >= self._world_size - 1:
                 return
             time.sleep(_POLL_S)
 
@@ -338,9 +343,10 @@ class Farewell:
                     self._is_told.wait(pause_s)
                     pause_s = min(1.5 * pause_s, _DEATH_S)
             if self.rank == 0 and outcome == _ALL:
-                self._stay_until_heard()
+                self._stay_until_heard(_ALL_HEARD_S)
         except RuntimeError:  # torch's of a broken connection
-            return _NO_STORE
+            # As soon as this rank's thread has heard, the store may be gone with rank 0.
+            outcome = self._outcome or _NO_STORE
         return None if outcome == _ALL else outcome
 
     def _how_it_ends(self, asks: _Asking) -> str:
