@@ -179,16 +179,34 @@ def _start(fault: Fault, mode: str, rank: int, folder: str, port: int) -> subpro
     if fault.num_ranks > 1:
         env |= _of_rank(rank, fault.num_ranks, port)
     program = ["-m", "lightning_gaudi.tools.verify.fault_program", fault.key]
-    return subprocess.Popen(
-        [sys.executable, *(program if fault.num_ranks == 1 else ["-c", _TRAINING])],
-        env=env,
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    with _ctrl_c_noticed():
+        return subprocess.Popen(
+            [sys.executable, *(program if fault.num_ranks == 1 else ["-c", _TRAINING])],
+            env=env,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@contextlib.contextmanager
+def _ctrl_c_noticed() -> Iterator[None]:
+    """Has programs that are started here notice Ctrl-C, as from a terminal.
+
+    A shell starts what runs in the background so that it ignores SIGINT, and each process passes
+    that on to those that it starts.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if before is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, before)
 
 
 def _wait_for_work(processes: Sequence[subprocess.Popen[str]]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import uuid
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_changed_ends_of_programs_are_found(
     found = _verify(monkeypatch, ("faults",), **{VARIABLE: str(path)})
     assert {row["key"]: row["found"] for row in found.faults} == wanted
     assert len(report.differences(found)) == len(wanted)
+
+
+def test_ctrl_c_is_noticed_where_the_shell_has_started_the_run_in_the_background(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupt = next(fault for fault in FAULTS if fault.key == "interrupt")
+    monkeypatch.setattr(faults, "FAULTS", (interrupt,))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        found = _verify(monkeypatch, ("faults",))
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [row["found"] for row in found.faults] == ["caught"]
 
 
 def test_a_card_that_is_as_the_tables_say_is_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class Made(NamedTuple):
 def measure(context: Context, tell: Tell) -> None:
     """Reports the seconds of each step, and how many samples or tokens it takes."""
     if importlib.util.find_spec("transformers") is None:
-        tell({"note": "transformers is not installed: no reference steps"})
+        tell({"note": "transformers is not installed, and they need it: pip install transformers"})
         return
     for name, make in STEPS.items():
         step, _, row = make(context.device, context.is_small)
