@@ -272,7 +272,7 @@ class MemoryWatch(Watch):
                 note_guessed(line, what)
                 if amount > _MUCH_BYTES:
                     self._guessed.setdefault(line, what)
-        elif self._is_looking:
+        elif self._is_looking and kind != "compilation":  # torch's compiler takes only fake tensors
             self._look(kind)
 
     def _look(self, kind: str) -> None:
