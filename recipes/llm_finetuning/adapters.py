@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,9 @@ def add_lora(
     )
     if names != ALL_LINEAR and (missing := _missing(model, config.target_modules)):
         raise UserError(_no_such_layer(model, targets, missing))
+    # peft asks Neural Compressor, where that is installed, whether a layer is one of its own. None
+    # is here, and it raises on a Gaudi 1 (neural_compressor_pt 3.10, `auto_accelerator.py`).
+    os.environ.setdefault("INC_TARGET_DEVICE", "cpu")
     try:
         model.add_adapter(config)
     except ValueError as error:  # peft has no adapter for a layer of this kind

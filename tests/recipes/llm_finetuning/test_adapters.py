@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from recipes.common.errors import UserError
 from recipes.llm_finetuning.adapters import BASE_KEY, base_fingerprint, is_of_adapter, merge
 from recipes.llm_finetuning.exporting import export
 from recipes.llm_finetuning.module import LlmFinetuning
+from tests.helpers.forked import fork_python
 from tests.helpers.recipes import Losses, quiet_cli
 from tests.recipes.llm_finetuning.conftest import make_module
 
@@ -213,3 +215,23 @@ def test_frozen_weights_alone_may_be_bf16(
     assert _fit(cli)[0] == pytest.approx(run[0][0], rel=2e-2)
     kinds = {p.dtype for p in cli.model.parameters() if p.requires_grad}
     assert kinds == {torch.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("neural_compressor") is None, reason="needs Neural Compressor")
+def test_adapters_fit_a_gaudi_1_beside_neural_compressor() -> None:
+    """It knows no Gaudi 1, and peft asks it about each layer."""
+    program = """
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+        from recipes.llm_finetuning.adapters import add_lora, is_of_adapter
+
+        sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 32)
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **sizes))
+        settings = {"rank": 2, "alpha": 4, "dropout": 0.0, "base_name": None}
+        add_lora(model, targets=["q_proj", "v_proj"], **settings)
+        num_added = sum(is_of_adapter(name) for name, _ in model.named_parameters())
+        print(torch.hpu.get_device_name(), num_added)
+    """
+    env = {"LIGHTNING_GAUDI_SIMULATE": "1", "LIGHTNING_GAUDI_SIMULATE_CARD": "gaudi1"}
+    assert fork_python(program, env=env).stdout.strip().splitlines()[-1] == "GAUDI 4"
