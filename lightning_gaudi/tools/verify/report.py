@@ -212,7 +212,8 @@ def _collectives(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _lost(found: Verification) -> list[str]:
-    lines = [f"not measured: {row['part']}, {row['what']}: {row['how']}" for row in found.lost]
+    told = (f"not measured: {row['part']}, {row['what']}: {row['how']}" for row in found.lost)
+    lines = [*dict.fromkeys(told)]  # often the same in either mode
     if len(lines) > _MAX_LOST:
         lines = [*lines[:_MAX_LOST], f"and {len(lines) - _MAX_LOST} more were not measured"]
     return lines
