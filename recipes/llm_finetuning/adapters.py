@@ -79,8 +79,10 @@ def add_lora(
     os.environ.setdefault("INC_TARGET_DEVICE", "cpu")
     try:
         model.add_adapter(config)
-    except ValueError as error:  # peft has no adapter for a layer of this kind
-        raise UserError(f"model.lora_targets={targets}: {first_line(error)}") from error
+    except ValueError as error:  # it has none for a layer of this kind, or is too old
+        raise UserError(
+            f"peft adds no adapter for model.lora_targets={targets}: {first_line(error)}"
+        ) from error
     for name, parameter in model.named_parameters():
         is_adapter = is_of_adapter(name)
         parameter.requires_grad_(is_adapter)
