@@ -12,6 +12,7 @@ Source: Intel Gaudi PyTorch bridge, `hpu_ops/backend/fused_clip_norm_gen.cpp` of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -37,21 +38,24 @@ def clip_norm(
         parameters: Those whose gradients are meant.
         max_norm: In units of the gradients.
         norm_type: The p of the norm; may be infinite. Torch's code is used for any but 2.
-        error_if_nonfinite: Whether to wait for the norm and raise if it is infinite or not a
-        number.
-            Torch's code is used then.
+        error_if_nonfinite: Whether to wait for the norm, and raise if it is infinite or not a
+            number before anything is scaled. Torch's code is used for any dtype but float32 then.
 
     Returns:
-        The norm before clipping, of shape (), on the gradients' device; it is not waited for.
+        The norm before clipping, of shape (), on the gradients' device.
 
     Raises:
         RuntimeError: The norm is infinite or not a number, and `error_if_nonfinite`.
     """
     held = list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
-    is_plain = norm_type == 2 and not error_if_nonfinite
-    if is_plain and _has_kernel(gradients) and not vendor.is_lazy():
-        return vendor.fused_clip_norm(gradients, max_norm)
+    if norm_type == 2 and _has_kernel(gradients) and not vendor.is_lazy():
+        may_scale = not error_if_nonfinite
+        if error_if_nonfinite and gradients[0].dtype == torch.float32:
+            # As torch does, which raises below.
+            may_scale = math.isfinite(vendor.total_norm(gradients).item())
+        if may_scale:
+            return vendor.fused_clip_norm(gradients, max_norm)
     return clip_grad_norm_(held, max_norm, norm_type, error_if_nonfinite)
 
 
