@@ -113,8 +113,10 @@ class T5Summarization(RecipeModule):
         """Divides the model under `ModelParallelStrategy`; see `sharding.py`."""
         if self.device_mesh is not None:
             shard(self, self.model, self.device_mesh)
-        elif self._trainer is not None and isinstance(self.trainer.strategy, DeepSpeedStrategy):
-            call_blocks(self.model)
+        elif self.hparams["gradient_checkpointing"] or (
+            self._trainer is not None and isinstance(self.trainer.strategy, DeepSpeedStrategy)
+        ):
+            call_blocks(self.model)  # each is compiled by itself
 
     compile_methods = ("inputs", "losses")
     """What is beside the blocks, where these are compiled one by one: it calls no module."""
