@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_gaudi._core.processes import end_group
-from lightning_gaudi.tools.verify.process import environment
+from lightning_gaudi.tools.verify.process import end, environment
 
 _START_S = 120
 """How long a program may take until it computes: for its imports and its first graph."""
@@ -150,9 +149,7 @@ def _end(processes: list[subprocess.Popen[str]]) -> None:
     """
     while processes:
         process = processes.pop()
-        end_group(process.pid, 0)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+        end(process)
         for stream in (process.stdin, process.stdout):
             assert stream is not None
             with contextlib.suppress(BrokenPipeError):

@@ -189,15 +189,21 @@ class Worker:
         """Ends the process and all processes that it has forked."""
         if self._process is None:
             return
-        end_group(self._process.pid, 0)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDING_S)
+        end(self._process)
         for stream in (self._process.stdin, self._errors):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
         os.close(self._output)
         self._process = None
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kills a process that leads a group, with all processes of that group."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S)
+    end_group(process.pid)
 
 
 class WorkerError(RuntimeError):
