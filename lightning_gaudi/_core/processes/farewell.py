@@ -53,10 +53,8 @@ _JOIN_S = 5.0
 _DEATH_S = 0.5
 """How often a rank that waits at its end looks whether one beside it has died."""
 
-_HEARD_S, _ALL_HEARD_S = 2.5, 30.0
-"""How long the rank that holds the store as a rule stays for the others to read how it ends.
-
-The second holds where all have come: each reads it at once, unless its processor is busy."""
+_HEARD_S = 2.5
+"""How long the rank that holds the store as a rule stays for the others to read how it ends."""
 
 _FOR_EVER = timedelta(days=20)
 """How long a thread waits for its key at a time: torch counts milliseconds in 32 bits."""
@@ -304,11 +302,11 @@ class Farewell:
         with contextlib.suppress(Exception):  # its store may be gone with another rank
             self._settle(outcome)
             if self.rank == 0:
-                self._stay_until_heard(_HEARD_S)
+                self._stay_until_heard()
 
-    def _stay_until_heard(self, most_s: float) -> None:
+    def _stay_until_heard(self) -> None:
         """Keeps the store for the others, of which some may not listen."""
-        end = time.monotonic() + most_s
+        end = time.monotonic() + _HEARD_S
         while time.monotonic() < end:
             dead = [each for each in self._neighbours.dead() if not self._has(f"{_HEARD}/{each}")]
             num_heard = self._store.add(_HEARD, 0)  # before this rank's own is looked for
@@ -343,7 +341,7 @@ class Farewell:
                     self._is_told.wait(pause_s)
                     pause_s = min(1.5 * pause_s, _DEATH_S)
             if self.rank == 0 and outcome == _ALL:
-                self._stay_until_heard(_ALL_HEARD_S)
+                self._stay_until_heard()
         except RuntimeError:  # torch's of a broken connection
             # As soon as this rank's thread has heard, the store may be gone with rank 0.
             outcome = self._outcome or _NO_STORE
