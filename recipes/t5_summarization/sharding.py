@@ -61,7 +61,8 @@ def shard(module: LightningModule, model: T5ForConditionalGeneration, mesh: Devi
 def call_blocks(model: T5ForConditionalGeneration) -> list[nn.Module]:
     """Has each block called as a whole, as what acts then needs it, and returns them.
 
-    FSDP2 gathers the weights of a block then, and so does ZeRO-3, which compiles the block.
+    FSDP2 gathers the weights of a block then, and so does ZeRO-3. Under ZeRO, and where blocks are
+    recomputed, each is compiled by itself.
     """
     blocks = [block for stack in (model.encoder, model.decoder) for block in stack.block]
     for block in blocks:

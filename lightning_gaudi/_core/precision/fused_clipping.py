@@ -52,7 +52,7 @@ def clip_norm(
     if norm_type == 2 and _has_kernel(gradients) and not vendor.is_lazy():
         may_scale = not error_if_nonfinite
         if error_if_nonfinite and gradients[0].dtype == torch.float32:
-            # As torch does, which raises below.
+            # Looked at before anything is scaled. Torch's code raises below if it is not finite.
             may_scale = math.isfinite(vendor.total_norm(gradients).item())
         if may_scale:
             return vendor.fused_clip_norm(gradients, max_norm)

@@ -354,7 +354,7 @@ class Farewell:
             asks: Says when the store is asked where nobody listens.
         """
         if self._thread is not None and self._thread.is_alive():
-            return self._outcome
+            return self._outcome if self._is_told.is_set() else ""
         if not self._outcome and asks.is_due() and self._has(_OUTCOME):
             self._outcome = self._get(_OUTCOME)
             self._note_heard(self._store)
